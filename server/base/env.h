@@ -1,0 +1,32 @@
+#pragma once
+/* The environment that children get: our own copy, taken once at start and scrubbed of secrets.
+ * `POST /env` changes it; a spawn takes an immutable snapshot. Loop thread, except where said. */
+
+#include "base/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+
+struct env_map;
+
+/* Takes over the process environment: copies it, and overwrites in place the values of
+ * ABX_SERVER_TOKEN and of each name in `secrets` (NULL-terminated; may be NULL), so that
+ * /proc/PID/environ shows no token. Never kept: ABX_SERVER_TOKEN, ABX_SERVER_POLICY,
+ * ABX_SERVER_POLICY_FILE, the secrets. */
+struct env_map *env_new(char **environ_block, const char *const *secrets);
+void env_free(struct env_map *e);
+
+const char *env_get(const struct env_map *e, const char *name); /* borrowed until the next set */
+int env_set(struct env_map *e, const char *name, const char *value);
+void env_unset(struct env_map *e, const char *name);
+
+/* Calls fn in environment order. */
+void env_each(const struct env_map *e, void (*fn)(void *data, const char *name, const char *value),
+              void *data);
+
+/* True for ABX_SERVER_* (any case) and the names given as secrets. */
+bool env_is_secret_name(const struct env_map *e, const char *name);
+
+/* An immutable envp for one spawn: the map, then `overlay` (object name -> string; may be NULL)
+ * on top. NULL-terminated, one heap block: free(). Any thread may read it. NULL: no memory. */
+char **env_block(const struct env_map *e, const json_t *overlay);

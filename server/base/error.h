@@ -1,0 +1,38 @@
+#pragma once
+/* The one error type: what a failed call says, and what a client is told about it. */
+
+#include <stdarg.h>
+
+enum error_kind {
+#define ERROR(name, status, type, code) E_##name,
+#include "base/errors.def"
+#undef ERROR
+    ERROR_KIND_COUNT
+};
+
+struct abx_error {           /* valid only after a call returned < 0; owns nothing */
+    enum error_kind kind;
+    int status;              /* HTTP, 400..599 */
+    int sys;                 /* errno behind it, for the log; 0 if none */
+    const char *type, *code; /* wire strings from errors.def; code may be NULL */
+    char message[512];       /* for people; never parsed */
+};
+
+/* Fills err (NULL is allowed: the caller wants the result only). Returns -1. */
+int abx_fail(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+int abx_failv(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, va_list ap);
+
+/* "[Errno N] text: 'path'", status 500 (ENOSPC, EDQUOT: 507; ENOMEM: 503), `type` named after the
+ * errno as 02-files section 1 says (ENOENT FileNotFoundError, EACCES PermissionError, ...).
+ * path NULL: no ": 'path'". Returns -1. */
+int abx_fail_os(struct abx_error *err, int sys, const char *path);
+
+/* The same, but "missing" (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP) is 404. Returns -1. */
+int abx_fail_lookup(struct abx_error *err, int sys, const char *path);
+
+/* Wire type for an errno: "FileNotFoundError", ..., "OSError". */
+const char *error_os_type(int sys);
+
+/* Puts "prefix" in front of the message ("cwd: ", "source: "). Returns -1. */
+int abx_prefix(struct abx_error *err, const char *prefix);

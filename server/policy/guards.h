@@ -1,0 +1,71 @@
+#pragma once
+/* The other guards: command lines, programs, environment maps, URLs. Pure functions; any thread. */
+
+#include "base/arena.h"
+#include "base/env.h"
+#include "base/error.h"
+#include "policy/guard.h"
+#include "policy/policy.h"
+
+/* --- commands ------------------------------------------------------------------------------ */
+
+/* Splits like the contract (03, section 1): POSIX quotes, no expansion. argv is NULL-terminated, in
+ * the arena. text may hold no NUL (E_COMMAND_INVALID).
+ * Errors: E_VALUE "No closing quotation" / "No escaped character" (the caller sets status/prefix). */
+int command_split(const char *text, size_t len, struct arena *arena, char ***ret_argv, size_t *ret_argc,
+                  struct abx_error *err);
+
+/* Is this list of patterns well formed? For load time. Errors: E_VALUE. */
+int command_patterns_check(const struct str_list *patterns, struct abx_error *err);
+
+/* Judges argv against allow_commands / deny_commands of the rule (either may be NULL).
+ * Words taken for {path} are checked by the guard against `cwd` and *replaced* in argv by the
+ * canonical path. program: what program_resolve found.
+ * Errors: E_COMMAND_INVALID, E_COMMAND_NOT_ALLOWED, path errors with prefix "argv: ". */
+int command_check(const struct rule *rule, char **argv, size_t argc, const char *program, const char *cwd,
+                  struct arena *arena, struct abx_error *err);
+
+/* --- programs ------------------------------------------------------------------------------ */
+
+/* Finds argv[0] in `search_path` (bare names) or relative to `cwd` (names with a slash) and refuses
+ * what lies under /proc, /sys or /dev, also through links. *ret: absolute path of the file to run
+ * (not link-resolved: argv[0] tricks of busybox go on working); when nothing is found: NULL and 0,
+ * the spawn will say so.
+ * Errors: E_PROCESS_INVALID, E_PROCESS_DENIED. */
+int program_resolve(const char *name, const char *search_path, const char *cwd, struct arena *arena,
+                    const char **ret, struct abx_error *err);
+
+/* --- environment --------------------------------------------------------------------------- */
+
+/* A caller's map of names to strings (03 section 1 rows 4, 5; `vars` may be NULL = fine).
+ * Errors: E_ENV_INVALID, E_ENV_DENIED. */
+int env_guard_check(const json_t *vars, struct abx_error *err);
+
+/* Secret names in a caller's map: E_ENV_NOT_ALLOWED. */
+int env_guard_secrets(const json_t *vars, const struct env_map *env, struct abx_error *err);
+
+/* LD_*, DYLD_*, BASH_ENV, ENV, PYTHONSTARTUP, ... : run code in whatever starts next. */
+bool env_is_loader_name(const char *name);
+
+/* --- URLs ---------------------------------------------------------------------------------- */
+
+struct url_rules {
+    const struct str_list *allow, *deny; /* host or URL globs; NULL = none */
+    bool block_private;                  /* refuse loopback, link-local, private, ... literals */
+    const struct str_list *loopback_ports; /* "3000": http(s)://localhost:3000 passes all the same */
+};
+
+struct url_parts {
+    const char *scheme, *host; /* host as browsers see it: lower case, IPv4 forms normalised, no brackets */
+    int port;                  /* explicit or the scheme's */
+};
+
+/* Parses as browsers do (127.1, 0x7f.1, 2130706433, %31, fullwidth digits) and judges.
+ * Errors: E_URL_INVALID, E_URL_DENIED. */
+int url_check(const struct url_rules *rules, const char *url, size_t len, struct arena *arena,
+              struct url_parts *ret, struct abx_error *err);
+
+/* Is this address one that a page or a webhook must not reach? (loopback, link-local, private,
+ * CGNAT, multicast, documentation, v4-mapped, NAT64, 6to4, unspecified). addr: sockaddr. */
+struct sockaddr;
+bool address_is_private(const struct sockaddr *addr);

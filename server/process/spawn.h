@@ -1,0 +1,73 @@
+#pragma once
+/* The one way to start a program: posix_spawn on a worker, its exit awaited with a pidfd on the loop.
+ *
+ * The child leads its own session and process group, has the default signal mask and dispositions, only
+ * the descriptors given (0-2 and `extra`), the server's original RLIMIT_NOFILE, oom_score_adj +500, and
+ * dies (its group gets KILL) when the server is killed hard. */
+
+#include "base/error.h"
+#include "base/loop.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct spawner; /* one per app: counts children, reaps orphans when PID 1 */
+struct spawner *spawner_new(struct loop *loop);
+/* TERM to every group, KILL after grace_ms; done when no child is left (or 1 s after KILL). */
+void spawner_stop(struct spawner *s, uint32_t grace_ms, void (*done)(void *data), void *data);
+void spawner_free(struct spawner *s);
+
+struct spawn_extra {
+    int child_fd; /* >= 3 */
+    int fd;       /* ours; borrowed until `started` */
+};
+
+struct spawn_limits { /* 0 = inherit */
+    uint64_t memory_bytes; /* RLIMIT_AS */
+    uint64_t cpu_seconds;  /* RLIMIT_CPU */
+    uint64_t open_files;   /* RLIMIT_NOFILE */
+};
+
+struct spawn_opts {
+    const char *file;        /* absolute path, or a bare name to look up in PATH of envp */
+    char *const *argv;       /* copied */
+    char *const *envp;       /* copied */
+    int cwd_fd;              /* O_PATH directory, borrowed until `started`; -1: "/" */
+    int fds[3];              /* 0-2 of the child, borrowed until `started`; -1: /dev/null */
+    const char *tty;         /* path of a PTY slave: opened as 0-2, made the controlling terminal; else NULL */
+    const struct spawn_extra *extra;
+    size_t n_extra;
+    struct spawn_limits limits;
+    int64_t uid, gid;        /* -1: ours */
+    bool helper;             /* not counted as a user's process (command host, browser) */
+};
+
+struct child;
+
+struct child_ops {
+    /* The program runs (sys 0; child valid) or could not be started (sys = exec's errno, child NULL and no
+     * other call follows). Always called on the loop, never from within spawn_start. */
+    void (*started)(void *owner, struct child *child, int sys);
+    /* It has ended and been reaped. status as waitpid gives it. The child stays valid until child_free. */
+    void (*exited)(void *owner, struct child *child, int status);
+};
+
+/* Errors: E_NO_MEMORY, E_STOPPING. Copies what it needs; descriptors are the caller's again at `started`. */
+int spawn_start(struct spawner *s, const struct spawn_opts *opts, const struct child_ops *ops, void *owner,
+                struct abx_error *err);
+
+pid_t child_pid(const struct child *c);
+bool child_running(const struct child *c);
+int child_exit_code(const struct child *c); /* 0..255, or -signal */
+int child_status_code(int status);          /* the same for a wait status */
+uint64_t child_started_ns(const struct child *c); /* mono_ns at spawn */
+
+/* Only the leader, through its pidfd: a recycled pid is never hit. -1 with ESRCH when it has ended. */
+int child_signal(struct child *c, int sig);
+/* The whole group and what descends from it. Never fails visibly. */
+void child_kill_group(struct child *c, int sig);
+/* TERM to the group, KILL after grace_ms unless it is gone; sweeps the group with KILL at the leader's end. */
+void child_terminate(struct child *c, uint32_t grace_ms);
+/* Forgets the owner (no more calls); a running child is left alone unless kill_it. */
+void child_free(struct child *c, bool kill_it);
