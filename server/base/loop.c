@@ -1,0 +1,377 @@
+#include "base/loop.h"
+
+#include "base/list.h"
+#include "base/own.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DEFAULT_WORKERS 4 /* libuv's own default */
+
+struct job {
+    uv_work_t work;
+    struct loop *loop;
+    struct list link; /* waiting for a place in the long lane */
+    enum work_lane lane;
+    void (*fn)(void *data);
+    void (*done)(void *data);
+    void *data;
+};
+
+struct post {
+    struct post *next;
+    void (*fn)(void *data);
+    void *data;
+};
+
+struct loop {
+    uv_loop_t uv;
+    uv_timer_t clock; /* follows the top of the heap */
+    uv_async_t wake;
+    pthread_t thread;
+
+    struct timer **heap; /* 1-based, by due */
+    uint32_t heap_n, heap_cap;
+
+    unsigned long_running, long_max;
+    struct list long_waiting;
+
+    pthread_mutex_t lock; /* guards `posts` */
+    struct post *posts, **posts_end;
+};
+
+struct io_handle {
+    uv_poll_t poll;
+    struct io *io; /* NULL once done */
+};
+
+/* --- timers -------------------------------------------------------------------------------------- */
+
+static void heap_place(struct loop *l, uint32_t i, struct timer *t)
+{
+    l->heap[i] = t;
+    t->slot = i;
+}
+
+static void heap_up(struct loop *l, uint32_t i, struct timer *t)
+{
+    while (i > 1 && l->heap[i / 2]->due > t->due) {
+        heap_place(l, i, l->heap[i / 2]);
+        i /= 2;
+    }
+    heap_place(l, i, t);
+}
+
+static void heap_down(struct loop *l, uint32_t i, struct timer *t)
+{
+    for (;;) {
+        uint32_t child = 2 * i;
+        if (child > l->heap_n)
+            break;
+        if (child < l->heap_n && l->heap[child + 1]->due < l->heap[child]->due)
+            child++;
+        if (l->heap[child]->due >= t->due)
+            break;
+        heap_place(l, i, l->heap[child]);
+        i = child;
+    }
+    heap_place(l, i, t);
+}
+
+static void clock_fired(uv_timer_t *clock);
+
+static void clock_follow(struct loop *l)
+{
+    if (l->heap_n == 0) {
+        uv_timer_stop(&l->clock);
+        return;
+    }
+    uint64_t now = uv_now(&l->uv), due = l->heap[1]->due;
+    if (uv_is_active((uv_handle_t *)&l->clock) && uv_timer_get_due_in(&l->clock) + now == due)
+        return;
+    uv_timer_start(&l->clock, clock_fired, due > now ? due - now : 0, 0);
+}
+
+static void clock_fired(uv_timer_t *clock)
+{
+    struct loop *l = clock->data;
+    uint64_t now = uv_now(&l->uv);
+    while (l->heap_n > 0 && l->heap[1]->due <= now) {
+        struct timer *t = l->heap[1];
+        timer_stop(t);
+        t->fn(t->data);
+    }
+    clock_follow(l);
+}
+
+void timer_init(struct timer *t, struct loop *l, void (*fn)(void *data), void *data)
+{
+    *t = (struct timer){.loop = l, .fn = fn, .data = data};
+}
+
+void timer_start(struct timer *t, uint64_t after_ms)
+{
+    struct loop *l = t->loop;
+    uint64_t due = uv_now(&l->uv) + after_ms;
+    if (t->slot) {
+        uint64_t was = t->due;
+        uint32_t i = t->slot;
+        t->due = due;
+        if (due < was)
+            heap_up(l, i, t);
+        else
+            heap_down(l, i, t);
+        /* A clock that rings too early finds nothing due and is set again: cheaper than moving it each
+         * time a deadline is pushed out. */
+        if (due < was)
+            clock_follow(l);
+        return;
+    }
+    if (l->heap_n + 1 >= l->heap_cap) {
+        uint32_t cap = l->heap_cap ? l->heap_cap * 2 : 64;
+        struct timer **grown = realloc(l->heap, cap * sizeof(struct timer *));
+        if (!grown)
+            abort(); /* a deadline that is silently lost is worse */
+        l->heap = grown;
+        l->heap_cap = cap;
+    }
+    t->due = due;
+    l->heap_n++;
+    heap_up(l, l->heap_n, t);
+    if (t->slot == 1)
+        clock_follow(l);
+}
+
+void timer_stop(struct timer *t)
+{
+    if (!t->slot)
+        return;
+    struct loop *l = t->loop;
+    uint32_t i = t->slot;
+    t->slot = 0;
+    struct timer *last = l->heap[l->heap_n--];
+    if (last == t)
+        return;
+    if (i > 1 && l->heap[i / 2]->due > last->due)
+        heap_up(l, i, last);
+    else
+        heap_down(l, i, last);
+}
+
+/* --- posts --------------------------------------------------------------------------------------- */
+
+static void run_posts(uv_async_t *wake)
+{
+    struct loop *l = wake->data;
+    pthread_mutex_lock(&l->lock);
+    struct post *p = l->posts;
+    l->posts = NULL;
+    l->posts_end = &l->posts;
+    pthread_mutex_unlock(&l->lock);
+    while (p) {
+        struct post *next = p->next;
+        p->fn(p->data);
+        free(p);
+        p = next;
+    }
+}
+
+void loop_post(struct loop *l, void (*fn)(void *data), void *data)
+{
+    struct post *p = malloc(sizeof *p);
+    if (!p)
+        abort();
+    *p = (struct post){.fn = fn, .data = data};
+    pthread_mutex_lock(&l->lock);
+    *l->posts_end = p;
+    l->posts_end = &p->next;
+    pthread_mutex_unlock(&l->lock);
+    uv_async_send(&l->wake);
+}
+
+/* --- work ---------------------------------------------------------------------------------------- */
+
+static void job_run(uv_work_t *work)
+{
+    struct job *j = work->data;
+    j->fn(j->data);
+}
+
+static void job_done(uv_work_t *work, int status);
+
+static int job_queue(struct job *j)
+{
+    return uv_queue_work(&j->loop->uv, &j->work, job_run, job_done);
+}
+
+static void job_done(uv_work_t *work, int status)
+{
+    struct job *j = work->data;
+    struct loop *l = j->loop;
+    if (j->lane == WORK_LONG) {
+        l->long_running--;
+        if (!list_empty(&l->long_waiting)) {
+            struct job *next = list_entry(l->long_waiting.next, struct job, link);
+            list_remove(&next->link);
+            l->long_running++;
+            job_queue(next);
+        }
+    }
+    if (j->done)
+        j->done(j->data);
+    free(j);
+}
+
+int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void (*done)(void *data),
+              void *data)
+{
+    struct job *j = malloc(sizeof *j);
+    if (!j)
+        return -1;
+    *j = (struct job){.loop = l, .lane = lane, .fn = fn, .done = done, .data = data};
+    j->work.data = j;
+    list_init(&j->link);
+    if (lane == WORK_LONG) {
+        if (l->long_running >= l->long_max) {
+            list_append(&l->long_waiting, &j->link);
+            return 0;
+        }
+        l->long_running++;
+    }
+    if (job_queue(j) != 0) {
+        if (lane == WORK_LONG)
+            l->long_running--;
+        free(j);
+        return -1;
+    }
+    return 0;
+}
+
+/* --- descriptors --------------------------------------------------------------------------------- */
+
+static void io_ready(uv_poll_t *poll, int status, int events)
+{
+    struct io_handle *h = poll->data;
+    if (h->io)
+        h->io->fn(h->io->data, status < 0 ? status : events);
+}
+
+static void io_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+int io_init(struct io *io, struct loop *l, int fd, void (*fn)(void *data, int events), void *data)
+{
+    struct io_handle *h = malloc(sizeof *h);
+    if (!h)
+        return -1;
+    int rc = uv_poll_init(&l->uv, &h->poll, fd);
+    if (rc != 0) {
+        free(h);
+        return rc;
+    }
+    h->poll.data = h;
+    h->io = io;
+    *io = (struct io){.loop = l, .handle = h, .fn = fn, .data = data};
+    return 0;
+}
+
+int io_want(struct io *io, int events)
+{
+    if (!io->handle)
+        return -1;
+    return events ? uv_poll_start(&io->handle->poll, events, io_ready) : uv_poll_stop(&io->handle->poll);
+}
+
+void io_done(struct io *io)
+{
+    struct io_handle *h = io->handle;
+    if (!h)
+        return;
+    h->io = NULL;
+    io->handle = NULL;
+    uv_close((uv_handle_t *)&h->poll, io_closed);
+}
+
+/* --- the loop ------------------------------------------------------------------------------------ */
+
+struct loop *loop_new(void)
+{
+    struct loop *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    if (uv_loop_init(&l->uv) != 0) {
+        free(l);
+        return NULL;
+    }
+    l->thread = pthread_self();
+    l->posts_end = &l->posts;
+    pthread_mutex_init(&l->lock, NULL);
+    list_init(&l->long_waiting);
+    const char *size = getenv("UV_THREADPOOL_SIZE");
+    long workers = size ? strtol(size, NULL, 10) : DEFAULT_WORKERS;
+    l->long_max = workers >= 4 ? (unsigned)workers / 2 : 1;
+    uv_timer_init(&l->uv, &l->clock);
+    l->clock.data = l;
+    if (uv_async_init(&l->uv, &l->wake, run_posts) != 0) {
+        free(l);
+        return NULL;
+    }
+    l->wake.data = l;
+    return l;
+}
+
+static void close_any(uv_handle_t *handle, void *arg)
+{
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+void loop_free(struct loop *l)
+{
+    if (!l)
+        return;
+    uv_walk(&l->uv, close_any, NULL);
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&l->uv);
+    pthread_mutex_destroy(&l->lock);
+    free(l->heap);
+    free(l);
+}
+
+uv_loop_t *loop_uv(struct loop *l)
+{
+    return &l->uv;
+}
+
+bool loop_on_thread(const struct loop *l)
+{
+    return pthread_equal(l->thread, pthread_self());
+}
+
+uint64_t loop_now(const struct loop *l)
+{
+    return uv_now(&l->uv);
+}
+
+uint64_t mono_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t mono_ms(void)
+{
+    return mono_ns() / 1000000u;
+}
+
+double wall_seconds(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
+}

@@ -1,0 +1,127 @@
+#include "base/loop.h"
+#include "../check_main.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+struct seen {
+    struct loop *loop;
+    struct timer timers[20];
+    int order[20], n;
+    int work_done, posts, readable;
+    struct io io;
+    int fds[2];
+};
+
+struct slot {
+    struct seen *seen;
+    int number;
+};
+
+static void fired(void *data)
+{
+    struct slot *s = data;
+    s->seen->order[s->seen->n++] = s->number;
+}
+
+START_TEST(timers_fire_in_order_and_can_be_moved_and_stopped)
+{
+    struct seen seen = {.loop = loop_new()};
+    struct slot slots[20];
+    for (int i = 0; i < 20; i++) {
+        slots[i] = (struct slot){&seen, i};
+        timer_init(&seen.timers[i], seen.loop, fired, &slots[i]);
+        timer_start(&seen.timers[i], (uint64_t)(7 * i % 20) * 2);
+    }
+    timer_start(&seen.timers[0], 60); /* was first */
+    timer_stop(&seen.timers[1]);
+    timer_stop(&seen.timers[1]);
+    uv_run(loop_uv(seen.loop), UV_RUN_NOWAIT);
+    while (seen.n < 19)
+        uv_run(loop_uv(seen.loop), UV_RUN_ONCE);
+    for (int i = 1; i < 18; i++)
+        ck_assert_int_le(7 * seen.order[i - 1] % 20, 7 * seen.order[i] % 20);
+    ck_assert_int_eq(seen.order[18], 0);
+    loop_free(seen.loop);
+}
+END_TEST
+
+static void work(void *data)
+{
+    __atomic_add_fetch((int *)data, 1, __ATOMIC_SEQ_CST);
+}
+
+static void work_done(void *data)
+{
+    (*(int *)data) += 1000;
+}
+
+START_TEST(both_lanes_run_and_come_back)
+{
+    struct loop *l = loop_new();
+    int counts[30] = {0};
+    for (int i = 0; i < 30; i++)
+        ck_assert_int_eq(loop_work(l, i % 2 ? WORK_LONG : WORK_SHORT, work, work_done, &counts[i]), 0);
+    for (int left = 1; left;) {
+        uv_run(loop_uv(l), UV_RUN_ONCE);
+        left = 0;
+        for (int i = 0; i < 30; i++)
+            left += counts[i] != 1001;
+    }
+    loop_free(l);
+}
+END_TEST
+
+static void posted(void *data)
+{
+    struct seen *s = data;
+    ck_assert(loop_on_thread(s->loop));
+    s->posts++;
+}
+
+static void *poster(void *data)
+{
+    struct seen *s = data;
+    for (int i = 0; i < 100; i++)
+        loop_post(s->loop, posted, s);
+    return NULL;
+}
+
+START_TEST(posts_arrive_on_the_loop_thread)
+{
+    struct seen seen = {.loop = loop_new()};
+    pthread_t t;
+    pthread_create(&t, NULL, poster, &seen);
+    while (seen.posts < 100)
+        uv_run(loop_uv(seen.loop), UV_RUN_ONCE);
+    pthread_join(t, NULL);
+    loop_free(seen.loop);
+}
+END_TEST
+
+static void readable(void *data, int events)
+{
+    struct seen *s = data;
+    s->readable++;
+    io_done(&s->io); /* allowed from the callback */
+}
+
+START_TEST(io_may_end_in_its_own_callback)
+{
+    struct seen seen = {.loop = loop_new()};
+    ck_assert_int_eq(pipe(seen.fds), 0);
+    ck_assert_int_eq(io_init(&seen.io, seen.loop, seen.fds[0], readable, &seen), 0);
+    io_want(&seen.io, UV_READABLE);
+    ck_assert_int_eq(write(seen.fds[1], "x", 1), 1);
+    while (seen.readable == 0)
+        uv_run(loop_uv(seen.loop), UV_RUN_ONCE);
+    uv_run(loop_uv(seen.loop), UV_RUN_NOWAIT);
+    ck_assert_int_eq(seen.readable, 1);
+    close(seen.fds[0]);
+    close(seen.fds[1]);
+    loop_free(seen.loop);
+}
+END_TEST
+
+TEST_MAIN("loop", timers_fire_in_order_and_can_be_moved_and_stopped, both_lanes_run_and_come_back,
+          posts_arrive_on_the_loop_thread, io_may_end_in_its_own_callback)
