@@ -1,9 +1,14 @@
 #pragma once
-/* The one way to start a program: posix_spawn on a worker, its exit awaited with a pidfd on the loop.
+/* The one way to start a program: a vfork-like clone on a worker, its exit awaited with a pidfd on the
+ * loop. (posix_spawn can't set PDEATHSIG, rlimits, the user, the OOM score or hand over a pidfd, and a
+ * helper executable between would cost a second exec.)
  *
  * The child leads its own session and process group, has the default signal mask and dispositions, only
  * the descriptors given (0-2 and `extra`), the server's original RLIMIT_NOFILE, oom_score_adj +500, and
- * dies (its group gets KILL) when the server is killed hard. */
+ * gets KILL when the server is killed hard.
+ *
+ * The server is the reaper of its descendants (PR_SET_CHILD_SUBREAPER, or as PID 1): orphans are
+ * collected too. Nobody else in the program may wait for children. Everything here: loop thread. */
 
 #include "base/error.h"
 #include "base/loop.h"
@@ -13,10 +18,20 @@
 #include <sys/types.h>
 
 struct spawner; /* one per app: counts children, reaps orphans when PID 1 */
+
+/* Blocks SIGCHLD in the calling thread (a signalfd reads it), so call it before any other thread is
+ * started; remembers RLIMIT_NOFILE for the children, so call it before raising that. NULL: no memory
+ * or no descriptors. */
 struct spawner *spawner_new(struct loop *loop);
 /* TERM to every group, KILL after grace_ms; done when no child is left (or 1 s after KILL). */
 void spawner_stop(struct spawner *s, uint32_t grace_ms, void (*done)(void *data), void *data);
 void spawner_free(struct spawner *s);
+
+bool spawner_stopping(const struct spawner *s);
+/* Programs that run now, without helpers. */
+size_t spawner_running(const struct spawner *s);
+/* /dev/null, open for reading and writing, as long as the spawner lives. */
+int spawner_null_fd(const struct spawner *s);
 
 struct spawn_extra {
     int child_fd; /* >= 3 */
@@ -39,7 +54,9 @@ struct spawn_opts {
     const struct spawn_extra *extra;
     size_t n_extra;
     struct spawn_limits limits;
-    int64_t uid, gid;        /* -1: ours */
+    int64_t uid, gid;        /* -1: ours (needs CAP_SETUID, CAP_SETGID) */
+    const gid_t *groups;     /* supplementary groups when uid is set; copied */
+    size_t n_groups;
     bool helper;             /* not counted as a user's process (command host, browser) */
 };
 
@@ -67,7 +84,9 @@ uint64_t child_started_ns(const struct child *c); /* mono_ns at spawn */
 int child_signal(struct child *c, int sig);
 /* The whole group and what descends from it. Never fails visibly. */
 void child_kill_group(struct child *c, int sig);
-/* TERM to the group, KILL after grace_ms unless it is gone; sweeps the group with KILL at the leader's end. */
+/* TERM to the group and what descends from it, KILL after grace_ms unless all of it is gone; what is left
+ * when the leader has ended gets KILL before `exited` is called. grace_ms 0: KILL at once. A second call
+ * can only shorten the grace. */
 void child_terminate(struct child *c, uint32_t grace_ms);
 /* Forgets the owner (no more calls); a running child is left alone unless kill_it. */
 void child_free(struct child *c, bool kill_it);

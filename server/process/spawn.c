@@ -1,0 +1,938 @@
+#include "process/spawn.h"
+
+/* How a program starts. The loop copies the order into a job; a worker runs clone(CLONE_VM |
+ * CLONE_VFORK | CLONE_PIDFD): the child borrows our memory and the worker sleeps until it has called
+ * exec or given up, so no page tables are copied. Between clone and exec the child only makes raw
+ * system calls: it shares the worker's TLS, and libc's set*id functions would signal all threads.
+ * CLONE_CHILD_SETTID writes its pid into the job before its first instruction.
+ *
+ * How it ends. The pidfd becomes readable, the loop reaps. While a tree job works on the leader's
+ * number (`pins`), reaping waits, so the number can't be given to a stranger meanwhile.
+ *
+ * Orphans. SIGCHLD is read from a signalfd, at most once per REAP_PAUSE_MS. waitid(WNOWAIT) shows one
+ * ended child: if it is ours it ends as above, if a spawn in progress owns it we come back when that
+ * is done, else it is an orphan and is collected. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/close_range.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/list.h"
+#include "base/log.h"
+#include "base/own.h"
+#include "process/tree.h"
+
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
+
+#define REAP_PAUSE_MS 20
+#define OOM_SCORE_STEP 500
+#define KILL_WAIT_MS 1000
+#define STOP_POLL_MS 10
+#define CHILD_STACK (32 * KIB)
+#define CANDIDATES_MAX 64 /* directories of PATH that are tried */
+#define N_SIGNALS 64      /* the kernel's; NSIG hides 32 and 33, which libc keeps to itself */
+
+struct spawner {
+    struct loop *loop;
+    struct list children; /* struct child.link: not yet reaped */
+    struct list jobs;     /* struct job.link: handed to a worker */
+    size_t running;       /* of children, without helpers */
+    size_t tree_jobs;
+    struct rlimit nofile; /* as we found it */
+    int null_fd, chld_fd;
+    char oom_score[8];
+    struct io chld_io;
+    struct timer reap_timer;
+    bool reap_again; /* a spawn in progress hid an ended child */
+    bool stopping;
+    struct timer stop_timer;
+    uint64_t kill_at, give_up_at; /* mono_ms, while stopping */
+    bool killed;
+    void (*stop_done)(void *data);
+    void *stop_data;
+};
+
+struct child {
+    struct list link;
+    struct spawner *s;
+    const struct child_ops *ops; /* NULL: the owner has forgotten it */
+    void *owner;
+    pid_t pid;
+    int pidfd; /* -1: a kernel without; then SIGCHLD alone tells */
+    struct io io;
+    uint64_t started_ns;
+    int status;
+    bool reaped, helper;
+    bool pinned;      /* a tree job uses the pid */
+    bool ended;       /* seen, perhaps not reaped yet because of that job */
+    bool terminating; /* a sweep is due at the end */
+    bool kill_due;    /* as soon as the tree job is done */
+    bool killed;      /* the tree has got KILL: no further sweep */
+    bool free_after; /* child_free was called; freed when reaped */
+    struct tree tree; /* met while terminating */
+    struct timer kill_timer;
+};
+
+struct fd_move {
+    int target, source;
+};
+
+struct job {
+    struct list link;
+    struct spawner *s;
+    const struct child_ops *ops;
+    void *owner;
+    bool helper;
+    /* The order. Pointers lead into `block`. */
+    void *block;
+    char **argv, **envp;
+    const char *candidates[CANDIDATES_MAX + 1];
+    const char *tty;
+    int cwd_fd, null_fd;
+    struct fd_move *moves;
+    size_t n_moves;
+    int top; /* highest target */
+    struct spawn_limits limits;
+    struct rlimit nofile;
+    int64_t uid, gid;
+    gid_t *groups;
+    size_t n_groups;
+    const char *oom_score;
+    pid_t parent;
+    /* The result. */
+    _Atomic(pid_t) pid; /* written by the kernel before the child runs */
+    int pidfd;
+    int sys; /* errno of the step that failed */
+    bool oom_failed;
+    uint64_t started_ns;
+};
+
+/* --- in the child, between clone and exec ------------------------------------------------------- */
+
+#define IN_CHILD                                                                                   \
+    __attribute__((no_sanitize("address"), no_sanitize("undefined"), no_sanitize("thread"),        \
+                   no_stack_protector))
+
+/* A raw call: its errno is the worker's TLS, which sleeps and doesn't care. */
+#define RAW(...) syscall(__VA_ARGS__)
+
+struct kernel_sigaction {
+    void *handler;
+    unsigned long flags;
+    void *restorer;
+    uint64_t mask;
+};
+
+IN_CHILD static void reset_signals(void)
+{
+    struct kernel_sigaction now, dfl = {.handler = (void *)SIG_DFL};
+    for (int sig = 1; sig <= N_SIGNALS; sig++) {
+        /* exec resets handlers by itself; what is ignored would stay ignored */
+        if (RAW(SYS_rt_sigaction, sig, NULL, &now, sizeof(now.mask)) == 0 &&
+            now.handler == (void *)SIG_IGN)
+            (void)RAW(SYS_rt_sigaction, sig, &dfl, NULL, sizeof(dfl.mask));
+    }
+}
+
+IN_CHILD static int set_limit(int what, uint64_t soft, uint64_t hard)
+{
+    uint64_t now[2], want[2] = {soft, hard};
+    if (RAW(SYS_prlimit64, 0, what, NULL, now) < 0)
+        return -1;
+    if (want[1] > now[1]) /* raising the hard limit is not ours to do */
+        want[1] = now[1];
+    if (want[0] > want[1])
+        want[0] = want[1];
+    return (int)RAW(SYS_prlimit64, 0, what, want, NULL);
+}
+
+/* Sources that lie in the range of the targets move above it first, so that no dup2 overwrites one. */
+IN_CHILD static int move_descriptors(struct job *j)
+{
+    for (size_t i = 0; i < j->n_moves; i++) {
+        if (j->moves[i].source > j->top)
+            continue;
+        long up = RAW(SYS_fcntl, j->moves[i].source, F_DUPFD_CLOEXEC, j->top + 1);
+        if (up < 0)
+            return -1;
+        j->moves[i].source = (int)up;
+    }
+    (void)RAW(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC); /* all are CLOEXEC from birth anyway */
+    for (size_t i = 0; i < j->n_moves; i++) {
+        if (RAW(SYS_dup3, j->moves[i].source, j->moves[i].target, 0) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+IN_CHILD static int open_terminal(const struct job *j)
+{
+    long fd = RAW(SYS_openat, AT_FDCWD, j->tty, O_RDWR, 0);
+    if (fd < 0)
+        return -1;
+    if (RAW(SYS_ioctl, fd, TIOCSCTTY, 0) < 0)
+        return -1;
+    for (int target = 0; target < 3; target++) {
+        if (fd != target && RAW(SYS_dup3, fd, target, 0) < 0)
+            return -1;
+    }
+    if (fd > 2)
+        (void)RAW(SYS_close, fd);
+    return 0;
+}
+
+IN_CHILD static int become_user(const struct job *j)
+{
+    if (j->uid >= 0 || j->gid >= 0) {
+        if (RAW(SYS_setgroups, j->n_groups, j->groups) < 0)
+            return -1;
+    }
+    if (j->gid >= 0 && RAW(SYS_setresgid, (gid_t)j->gid, (gid_t)j->gid, (gid_t)j->gid) < 0)
+        return -1;
+    if (j->uid >= 0 && RAW(SYS_setresuid, (uid_t)j->uid, (uid_t)j->uid, (uid_t)j->uid) < 0)
+        return -1;
+    return 0;
+}
+
+IN_CHILD static void raise_oom_score(struct job *j)
+{
+    long fd = RAW(SYS_openat, AT_FDCWD, "/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC, 0);
+    size_t len = 0;
+    while (j->oom_score[len])
+        len++;
+    if (fd < 0 || RAW(SYS_write, fd, j->oom_score, len) < 0)
+        j->oom_failed = true; /* we are not dumpable: the worker tries after exec */
+    if (fd >= 0)
+        (void)RAW(SYS_close, fd);
+}
+
+IN_CHILD static int set_limits(const struct job *j)
+{
+    const struct spawn_limits *l = &j->limits;
+    if (set_limit(RLIMIT_NOFILE, l->open_files ? l->open_files : j->nofile.rlim_cur,
+                  l->open_files ? l->open_files : j->nofile.rlim_max) < 0)
+        return -1;
+    if (l->memory_bytes && set_limit(RLIMIT_AS, l->memory_bytes, l->memory_bytes) < 0)
+        return -1;
+    if (l->cpu_seconds && set_limit(RLIMIT_CPU, l->cpu_seconds, l->cpu_seconds + 1) < 0)
+        return -1;
+    return 0;
+}
+
+/* Every step that fails leaves through errno; only exec doesn't return. */
+IN_CHILD static int prepare(struct job *j)
+{
+    reset_signals();
+    if (RAW(SYS_setsid) < 0)
+        return -1;
+    if ((j->cwd_fd >= 0 ? RAW(SYS_fchdir, j->cwd_fd) : RAW(SYS_chdir, "/")) < 0)
+        return -1;
+    if (move_descriptors(j) < 0)
+        return -1;
+    if (j->tty && open_terminal(j) < 0)
+        return -1;
+    raise_oom_score(j);
+    if (set_limits(j) < 0 || become_user(j) < 0)
+        return -1;
+    /* After the user: a change of credentials clears it. */
+    if (RAW(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
+        return -1;
+    if (RAW(SYS_getppid) != j->parent) /* the server died before it was set */
+        (void)RAW(SYS_exit_group, 127);
+    uint64_t none = 0;
+    return (int)RAW(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof(none));
+}
+
+IN_CHILD static int child_main(void *data)
+{
+    struct job *j = data;
+    if (prepare(j) < 0) {
+        j->sys = errno;
+        (void)RAW(SYS_exit_group, 127);
+    }
+    /* As execvp: a directory that may not be entered is remembered, a missing file is not. */
+    int denied = 0, last = ENOENT;
+    for (const char *const *file = j->candidates; *file; file++) {
+        (void)RAW(SYS_execve, *file, j->argv, j->envp);
+        last = errno;
+        if (last == EACCES)
+            denied = EACCES;
+        else if (last != ENOENT && last != ENOTDIR && last != ESTALE && last != ENODEV)
+            break;
+    }
+    j->sys = (last == ENOENT || last == ENOTDIR) && denied ? denied : last;
+    (void)RAW(SYS_exit_group, 127);
+    return 127;
+}
+
+/* --- on the worker -------------------------------------------------------------------------------- */
+
+static void reap_failed(struct job *j, pid_t pid)
+{
+    siginfo_t info;
+    while (waitid(P_PID, (id_t)pid, &info, WEXITED | __WALL) < 0 && errno == EINTR)
+        ;
+    if (j->pidfd >= 0)
+        close(j->pidfd);
+    j->pidfd = -1;
+}
+
+static void raise_oom_score_of(const struct job *j, pid_t pid)
+{
+    char path[48];
+    snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", (int)pid);
+    autoclose int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0)
+        (void)!write(fd, j->oom_score, strlen(j->oom_score)); /* a wish, not a need */
+}
+
+static void job_run(void *data)
+{
+    struct job *j = data;
+    char stack[CHILD_STACK] __attribute__((aligned(64)));
+    uint64_t all = ~(uint64_t)0, before;
+
+    /* No handler of ours may run in the child; bytewise, so that 32 and 33 are in. */
+    (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
+    j->started_ns = mono_ns();
+    int flags = CLONE_VM | CLONE_VFORK | CLONE_CHILD_SETTID | SIGCHLD;
+    int pid = clone(child_main, stack + sizeof(stack), flags | CLONE_PIDFD, j, &j->pidfd, NULL,
+                    (pid_t *)&j->pid);
+    if (pid < 0 && errno == EINVAL) { /* before Linux 5.2 */
+        j->pidfd = -1;
+        pid = clone(child_main, stack + sizeof(stack), flags, j, NULL, NULL, (pid_t *)&j->pid);
+    }
+    int clone_errno = pid < 0 ? errno : 0;
+    (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+
+    if (pid < 0) {
+        j->sys = clone_errno;
+        j->pidfd = -1;
+        return;
+    }
+    atomic_store(&j->pid, pid);
+    if (j->sys != 0)
+        reap_failed(j, pid);
+    else if (j->oom_failed)
+        raise_oom_score_of(j, pid);
+}
+
+/* --- a child's end ---------------------------------------------------------------------------------- */
+
+static void child_check(struct child *c);
+static void kill_now(void *data);
+static void stop_step(void *data);
+
+static void child_release(struct child *c)
+{
+    timer_done(&c->kill_timer);
+    tree_done(&c->tree);
+    free(c);
+}
+
+static void unwatch(struct child *c)
+{
+    if (c->pidfd < 0)
+        return;
+    io_done(&c->io);
+    close(c->pidfd);
+    c->pidfd = -1;
+}
+
+struct tree_job {
+    struct spawner *s;
+    struct child *c; /* NULL: everything that descends from us */
+    pid_t leader;
+    int sig;
+    pid_t *skip; /* children of ours that are told otherwise */
+    size_t n_skip;
+    struct tree tree;
+};
+
+static void tree_run(void *data)
+{
+    struct tree_job *t = data;
+    if (t->sig == SIGKILL) {
+        tree_kill(&t->tree, t->leader);
+        return;
+    }
+    (void)(t->leader ? tree_collect(&t->tree, t->leader)
+                     : tree_collect_own(&t->tree, t->skip, t->n_skip));
+    (void)tree_signal(&t->tree, t->leader, t->sig);
+    (void)tree_signal(&t->tree, t->leader, SIGCONT); /* a stopped one must wake up to act on it */
+}
+
+static void tree_ran(void *data)
+{
+    struct tree_job *t = data;
+    t->s->tree_jobs--;
+    struct child *c = t->c;
+    if (c) {
+        tree_done(&c->tree);
+        c->tree = t->tree;
+        c->pinned = false;
+        if (c->kill_due)
+            kill_now(c);
+        else if (c->ended)
+            child_check(c);
+    } else {
+        tree_done(&t->tree);
+    }
+    free(t->skip);
+    free(t);
+}
+
+/* Runs on a worker, for /proc is read; one at a time per child. -1: no memory, nothing done. */
+static int tree_start(struct spawner *s, struct child *c, int sig, pid_t *skip, size_t n_skip)
+{
+    struct tree_job *t = calloc(1, sizeof(*t));
+    if (!t)
+        return -1;
+    *t = (struct tree_job){
+        .s = s, .c = c, .leader = c ? c->pid : 0, .sig = sig, .skip = skip, .n_skip = n_skip};
+    if (c)
+        t->tree = c->tree;
+    if (loop_work(s->loop, WORK_SHORT, tree_run, tree_ran, t) < 0) {
+        free(t);
+        return -1;
+    }
+    s->tree_jobs++;
+    if (c) {
+        c->tree = (struct tree){0};
+        c->pinned = true;
+    }
+    return 0;
+}
+
+static void kill_now(void *data)
+{
+    struct child *c = data;
+    timer_stop(&c->kill_timer);
+    if (c->reaped || c->killed)
+        return;
+    c->terminating = true;
+    c->kill_due = c->pinned;
+    if (c->kill_due)
+        return;
+    c->killed = true;
+    if (tree_start(c->s, c, SIGKILL, NULL, 0) < 0)
+        (void)kill(-c->pid, SIGKILL); /* without memory the group alone */
+}
+
+/* It has ended (or this is a false alarm): sweep if that is due, then reap and tell. */
+static void child_check(struct child *c)
+{
+    if (c->reaped)
+        return;
+    siginfo_t info = {0};
+    if (waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
+        return;
+    c->ended = true;
+    if (c->pidfd >= 0)
+        (void)io_want(&c->io, 0); /* level-triggered: it stays readable until reaped */
+    if (c->terminating)
+        kill_now(c);
+    if (c->pinned)
+        return; /* tree_ran comes back */
+
+    int status = 0;
+    if (waitpid(c->pid, &status, WNOHANG) != c->pid)
+        return;
+    c->status = status;
+    c->reaped = true;
+    list_remove(&c->link);
+    if (!c->helper)
+        c->s->running--;
+    unwatch(c);
+    timer_stop(&c->kill_timer);
+    if (c->free_after) {
+        child_release(c);
+        return;
+    }
+    if (c->ops)
+        c->ops->exited(c->owner, c, status);
+}
+
+static void on_pidfd(void *data, int events)
+{
+    struct child *c = data;
+    child_check(c);
+}
+
+static struct child *find_child(struct spawner *s, pid_t pid)
+{
+    list_for_each(it, &s->children) {
+        struct child *c = list_entry(it, struct child, link);
+        if (c->pid == pid)
+            return c;
+    }
+    return NULL;
+}
+
+static bool spawn_owns(struct spawner *s, pid_t pid)
+{
+    list_for_each(it, &s->jobs) {
+        if (atomic_load(&list_entry(it, struct job, link)->pid) == pid)
+            return true;
+    }
+    return false;
+}
+
+/* Collects orphans until none has ended, or one stands before them that isn't ours to collect yet. */
+static void reap_orphans(void *data)
+{
+    struct spawner *s = data;
+    struct signalfd_siginfo drain[8];
+    while (read(s->chld_fd, drain, sizeof(drain)) > 0)
+        ;
+    (void)io_want(&s->chld_io, UV_READABLE);
+    s->reap_again = false;
+    for (;;) {
+        siginfo_t info = {0};
+        if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 || info.si_pid == 0)
+            return;
+        struct child *c = find_child(s, info.si_pid);
+        if (c) {
+            child_check(c);
+            if (find_child(s, info.si_pid) == c) { /* a tree job uses it: later */
+                timer_start(&s->reap_timer, REAP_PAUSE_MS);
+                return;
+            }
+        } else if (spawn_owns(s, info.si_pid)) {
+            s->reap_again = true;
+            return;
+        } else {
+            (void)waitpid(info.si_pid, NULL, WNOHANG | __WALL);
+        }
+    }
+}
+
+static void on_sigchld(void *data, int events)
+{
+    struct spawner *s = data;
+    (void)io_want(&s->chld_io, 0);
+    if (!timer_running(&s->reap_timer))
+        timer_start(&s->reap_timer, REAP_PAUSE_MS);
+}
+
+/* --- starting ------------------------------------------------------------------------------------------ */
+
+static void job_free(struct job *j)
+{
+    free(j->block);
+    free(j);
+}
+
+static void job_done(void *data)
+{
+    struct job *j = data;
+    struct spawner *s = j->s;
+    const struct child_ops *ops = j->ops;
+    void *owner = j->owner;
+    int sys = j->sys;
+    struct child *c = NULL;
+
+    list_remove(&j->link);
+    if (sys == 0) {
+        c = calloc(1, sizeof(*c));
+        if (!c || (j->pidfd >= 0 && io_init(&c->io, s->loop, j->pidfd, on_pidfd, c) < 0)) {
+            free(c);
+            c = NULL;
+            sys = ENOMEM;
+            (void)kill(-j->pid, SIGKILL);
+            if (j->pidfd >= 0)
+                close(j->pidfd); /* it will be collected as an orphan */
+        }
+    }
+    if (c) {
+        *c = (struct child){.s = s,
+                            .ops = ops,
+                            .owner = owner,
+                            .pid = j->pid,
+                            .pidfd = j->pidfd,
+                            .io = c->io,
+                            .started_ns = j->started_ns,
+                            .helper = j->helper};
+        list_append(&s->children, &c->link);
+        if (!c->helper)
+            s->running++;
+        timer_init(&c->kill_timer, s->loop, NULL, NULL);
+        if (c->pidfd >= 0)
+            (void)io_want(&c->io, UV_READABLE);
+    }
+    job_free(j);
+    if (s->reap_again && !timer_running(&s->reap_timer))
+        timer_start(&s->reap_timer, 0);
+    if (c && s->stopping)
+        child_terminate(c, 0);
+    ops->started(owner, c, sys);
+}
+
+/* Lengths first, then one block for everything that must outlive the call. */
+struct packer {
+    char *at;
+    size_t need;
+};
+
+static void *pack(struct packer *p, const void *data, size_t size, size_t align)
+{
+    p->need = (p->need + align - 1) & ~(align - 1);
+    void *to = p->at ? p->at + p->need : NULL;
+    if (to && data)
+        memcpy(to, data, size);
+    p->need += size;
+    return to;
+}
+
+static char *pack_string(struct packer *p, const char *s)
+{
+    return s ? pack(p, s, strlen(s) + 1, 1) : NULL;
+}
+
+static char **pack_strings(struct packer *p, char *const *v)
+{
+    size_t n = 0;
+    while (v && v[n])
+        n++;
+    char **to = pack(p, NULL, (n + 1) * sizeof(*to), sizeof(*to));
+    for (size_t i = 0; i < n; i++) {
+        char *s = pack_string(p, v[i]);
+        if (to)
+            to[i] = s;
+    }
+    if (to)
+        to[n] = NULL;
+    return to;
+}
+
+static const char *path_of(char *const *envp)
+{
+    for (; envp && *envp; envp++) {
+        if (strncmp(*envp, "PATH=", 5) == 0)
+            return *envp + 5;
+    }
+    return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+}
+
+/* file in each directory of PATH; an empty entry is the working directory. */
+static void pack_candidates(struct packer *p, struct job *j, const char *file, char *const *envp)
+{
+    size_t n = 0, name_len = strlen(file);
+    if (strchr(file, '/') || !*file) {
+        j->candidates[n++] = pack_string(p, file);
+    } else {
+        for (const char *at = path_of(envp); n < CANDIDATES_MAX;) {
+            size_t len = strcspn(at, ":");
+            char *s = pack(p, NULL, len + name_len + 2, 1);
+            if (s) {
+                memcpy(s, at, len);
+                size_t slash = len > 0;
+                if (slash)
+                    s[len] = '/';
+                memcpy(s + len + slash, file, name_len + 1);
+            }
+            j->candidates[n++] = s;
+            if (!at[len])
+                break;
+            at += len + 1;
+        }
+    }
+    j->candidates[n] = NULL;
+}
+
+static void pack_order(struct packer *p, struct job *j, const struct spawn_opts *o)
+{
+    p->need = 0;
+    j->argv = pack_strings(p, o->argv);
+    j->envp = pack_strings(p, o->envp);
+    pack_candidates(p, j, o->file, o->envp);
+    j->tty = pack_string(p, o->tty);
+    j->groups = pack(p, o->groups, o->n_groups * sizeof(*o->groups), sizeof(gid_t));
+    j->n_moves = (o->tty ? 0 : 3) + o->n_extra;
+    j->moves = pack(p, NULL, j->n_moves * sizeof(*j->moves), sizeof(int));
+}
+
+int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct child_ops *ops, void *owner,
+                struct abx_error *err)
+{
+    if (s->stopping)
+        return abx_fail(err, E_STOPPING, 0, "The server is stopping");
+    struct job *j = calloc(1, sizeof(*j));
+    if (!j)
+        return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
+    *j = (struct job){.s = s,
+                      .ops = ops,
+                      .owner = owner,
+                      .helper = o->helper,
+                      .cwd_fd = o->cwd_fd,
+                      .limits = o->limits,
+                      .nofile = s->nofile,
+                      .uid = o->uid,
+                      .gid = o->gid,
+                      .n_groups = o->n_groups,
+                      .oom_score = s->oom_score,
+                      .parent = getpid(),
+                      .pidfd = -1,
+                      .top = 2};
+
+    struct packer p = {0};
+    pack_order(&p, j, o);
+    p.at = j->block = malloc(p.need);
+    if (!p.at) {
+        free(j);
+        return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
+    }
+    pack_order(&p, j, o);
+
+    size_t n = 0;
+    for (int i = 0; i < 3 && !o->tty; i++)
+        j->moves[n++] = (struct fd_move){i, o->fds[i] >= 0 ? o->fds[i] : s->null_fd};
+    for (size_t i = 0; i < o->n_extra; i++) {
+        j->moves[n++] = (struct fd_move){o->extra[i].child_fd, o->extra[i].fd};
+        if (o->extra[i].child_fd > j->top)
+            j->top = o->extra[i].child_fd;
+    }
+
+    list_append(&s->jobs, &j->link);
+    if (loop_work(s->loop, WORK_SHORT, job_run, job_done, j) < 0) {
+        list_remove(&j->link);
+        job_free(j);
+        return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
+    }
+    return 0;
+}
+
+/* --- a child's life -------------------------------------------------------------------------------------- */
+
+pid_t child_pid(const struct child *c)
+{
+    return c->pid;
+}
+
+bool child_running(const struct child *c)
+{
+    return !c->reaped;
+}
+
+int child_status_code(int status)
+{
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+int child_exit_code(const struct child *c)
+{
+    return child_status_code(c->status);
+}
+
+uint64_t child_started_ns(const struct child *c)
+{
+    return c->started_ns;
+}
+
+int child_signal(struct child *c, int sig)
+{
+    if (c->reaped || c->ended) {
+        errno = ESRCH;
+        return -1;
+    }
+    return kill(c->pid, sig); /* unreaped, and only this thread reaps: the number is its own */
+}
+
+void child_kill_group(struct child *c, int sig)
+{
+    if (c->reaped)
+        return;
+    if (sig == SIGKILL) {
+        child_terminate(c, 0);
+        return;
+    }
+    (void)kill(-c->pid, sig);
+    if (!c->pinned)
+        (void)tree_start(c->s, c, sig, NULL, 0); /* the group has it already */
+}
+
+void child_terminate(struct child *c, uint32_t grace_ms)
+{
+    if (c->reaped)
+        return;
+    bool first = !c->terminating;
+    c->terminating = true;
+    if (grace_ms == 0) {
+        kill_now(c);
+        return;
+    }
+    if (!first && (!timer_running(&c->kill_timer) || c->kill_timer.due <= mono_ms() + grace_ms))
+        return;
+    if (first) {
+        (void)kill(-c->pid, SIGTERM);
+        (void)kill(-c->pid, SIGCONT);
+        if (!c->pinned)
+            (void)tree_start(c->s, c, SIGTERM, NULL, 0); /* the group has it already */
+    }
+    timer_init(&c->kill_timer, c->s->loop, kill_now, c);
+    timer_start(&c->kill_timer, grace_ms);
+}
+
+void child_free(struct child *c, bool kill_it)
+{
+    if (!c)
+        return;
+    c->ops = NULL;
+    c->owner = NULL;
+    if (c->reaped) {
+        child_release(c);
+        return;
+    }
+    c->free_after = true;
+    if (kill_it)
+        child_terminate(c, 0);
+}
+
+/* --- the spawner -------------------------------------------------------------------------------------------- */
+
+static void read_oom_score(struct spawner *s)
+{
+    char text[32] = "0";
+    autoclose int fd = open("/proc/self/oom_score_adj", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        ssize_t n = read(fd, text, sizeof(text) - 1);
+        text[n > 0 ? n : 0] = '\0';
+    }
+    long score = strtol(text, NULL, 10) + OOM_SCORE_STEP;
+    snprintf(s->oom_score, sizeof(s->oom_score), "%d", (int)(score > 1000 ? 1000 : score));
+}
+
+struct spawner *spawner_new(struct loop *loop)
+{
+    struct spawner *s = calloc(1, sizeof(*s));
+    if (!s)
+        return NULL;
+    s->loop = loop;
+    list_init(&s->children);
+    list_init(&s->jobs);
+    timer_init(&s->reap_timer, loop, reap_orphans, s);
+    timer_init(&s->stop_timer, loop, stop_step, s);
+    if (getrlimit(RLIMIT_NOFILE, &s->nofile) < 0)
+        s->nofile = (struct rlimit){1024, 4096};
+    read_oom_score(s);
+    (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* Linux >= 3.4; without it orphans go to PID 1 */
+
+    sigset_t chld;
+    sigemptyset(&chld);
+    sigaddset(&chld, SIGCHLD);
+    (void)pthread_sigmask(SIG_BLOCK, &chld, NULL);
+    signal(SIGCHLD, SIG_DFL); /* ignored by whoever started us, the kernel would throw exit codes away */
+    s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    s->chld_fd = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (s->null_fd < 0 || s->chld_fd < 0 || io_init(&s->chld_io, loop, s->chld_fd, on_sigchld, s) < 0) {
+        if (s->null_fd >= 0)
+            close(s->null_fd);
+        if (s->chld_fd >= 0)
+            close(s->chld_fd);
+        free(s);
+        return NULL;
+    }
+    (void)io_want(&s->chld_io, UV_READABLE);
+    return s;
+}
+
+bool spawner_stopping(const struct spawner *s)
+{
+    return s->stopping;
+}
+
+size_t spawner_running(const struct spawner *s)
+{
+    return s->running;
+}
+
+int spawner_null_fd(const struct spawner *s)
+{
+    return s->null_fd;
+}
+
+/* Looks every few milliseconds: orphans tell nobody when they end but SIGCHLD. */
+static void stop_step(void *data)
+{
+    struct spawner *s = data;
+    reap_orphans(s);
+    siginfo_t info;
+    bool none = list_empty(&s->jobs) && s->tree_jobs == 0 && list_empty(&s->children) &&
+                waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD;
+    uint64_t now = mono_ms();
+    if (none || (now >= s->give_up_at && s->tree_jobs == 0 && list_empty(&s->jobs))) {
+        if (!none)
+            log_warn("stop: some child processes could not be ended");
+        void (*done)(void *) = s->stop_done;
+        s->stop_done = NULL;
+        if (done)
+            done(s->stop_data);
+        return;
+    }
+    if (now >= s->kill_at && !s->killed) {
+        s->killed = true;
+        (void)tree_start(s, NULL, SIGKILL, NULL, 0); /* children have it already */
+    }
+    timer_start(&s->stop_timer, STOP_POLL_MS);
+}
+
+void spawner_stop(struct spawner *s, uint32_t grace_ms, void (*done)(void *data), void *data)
+{
+    s->stopping = true;
+    s->stop_done = done;
+    s->stop_data = data;
+    s->kill_at = mono_ms() + grace_ms;
+    s->give_up_at = s->kill_at + KILL_WAIT_MS;
+    size_t n = 0;
+    list_for_each(it, &s->children)
+        n++;
+    pid_t *leaders = calloc(n + 1, sizeof(*leaders));
+    n = 0;
+    list_for_each_safe(it, &s->children) {
+        struct child *c = list_entry(it, struct child, link);
+        if (leaders)
+            leaders[n++] = c->pid;
+        child_terminate(c, grace_ms);
+    }
+    /* Orphans have nobody else who tells them. */
+    if (!leaders || grace_ms == 0 || tree_start(s, NULL, SIGTERM, leaders, n) < 0)
+        free(leaders);
+    timer_start(&s->stop_timer, 0);
+}
+
+void spawner_free(struct spawner *s)
+{
+    if (!s)
+        return;
+    list_for_each_safe(it, &s->children) {
+        struct child *c = list_entry(it, struct child, link);
+        list_remove(&c->link);
+        unwatch(c);
+        c->reaped = true;
+        if (c->free_after)
+            child_release(c);
+    }
+    timer_done(&s->reap_timer);
+    timer_done(&s->stop_timer);
+    io_done(&s->chld_io);
+    close(s->chld_fd);
+    close(s->null_fd);
+    free(s);
+}

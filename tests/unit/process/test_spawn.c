@@ -1,0 +1,343 @@
+#include "process/spawn.h"
+#include "../check_main.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/own.h"
+
+extern char **environ;
+
+/* One program and what was heard of it; output up to 8 KiB. */
+struct run {
+    struct loop *loop;
+    struct spawner *s;
+    struct child *child;
+    int started, exited, sys, status, stopped;
+    int out[2];
+    char text[8192];
+};
+
+static void on_started(void *owner, struct child *child, int sys)
+{
+    struct run *r = owner;
+    r->child = child;
+    r->sys = sys;
+    r->started++;
+}
+
+static void on_exited(void *owner, struct child *child, int status)
+{
+    struct run *r = owner;
+    r->status = status;
+    r->exited++;
+}
+
+static void on_stopped(void *data)
+{
+    ((struct run *)data)->stopped = 1;
+}
+
+static const struct child_ops ops = {on_started, on_exited};
+
+static void run_init(struct run *r)
+{
+    *r = (struct run){.loop = loop_new(), .out = {-1, -1}};
+    r->s = spawner_new(r->loop);
+    ck_assert_ptr_nonnull(r->s);
+}
+
+/* UV_RUN_ONCE may run a timer first and then wait for ever: a tick bounds it. */
+static void turn(struct run *r)
+{
+    struct timer tick;
+    timer_init(&tick, r->loop, (void (*)(void *))timer_stop, &tick);
+    timer_start(&tick, 5);
+    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
+    timer_stop(&tick);
+}
+
+static void run_done(struct run *r)
+{
+    child_free(r->child, true);
+    spawner_stop(r->s, 0, on_stopped, r);
+    while (!r->stopped)
+        turn(r);
+    spawner_free(r->s);
+    loop_free(r->loop);
+    if (r->out[0] >= 0)
+        close(r->out[0]);
+}
+
+static void start_opts(struct run *r, struct spawn_opts *o)
+{
+    struct abx_error err;
+    ck_assert_int_eq(pipe2(r->out, O_CLOEXEC), 0);
+    o->fds[0] = -1;
+    o->fds[1] = r->out[1];
+    o->fds[2] = r->out[1];
+    ck_assert_int_eq(spawn_start(r->s, o, &ops, r, &err), 0);
+    ck_assert_int_eq(r->started, 0);
+    while (!r->started)
+        turn(r);
+    close(take_fd(&r->out[1]));
+}
+
+static void start_sh(struct run *r, const char *script)
+{
+    char *argv[] = {"sh", "-c", (char *)script, NULL};
+    struct spawn_opts o = {
+        .file = "/bin/sh", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1, .gid = -1};
+    start_opts(r, &o);
+    ck_assert_int_eq(r->sys, 0);
+}
+
+/* Everything until the pipe closes. */
+static const char *read_all(struct run *r)
+{
+    size_t n = 0;
+    for (ssize_t got; (got = read(r->out[0], r->text + n, sizeof(r->text) - 1 - n)) > 0;)
+        n += (size_t)got;
+    r->text[n] = '\0';
+    return r->text;
+}
+
+static const char *read_line(struct run *r)
+{
+    size_t n = 0;
+    while (n < sizeof(r->text) - 1 && read(r->out[0], r->text + n, 1) == 1 && r->text[n] != '\n')
+        n++;
+    r->text[n] = '\0';
+    return r->text;
+}
+
+static int wait_exit(struct run *r)
+{
+    while (!r->exited)
+        turn(r);
+    return child_exit_code(r->child);
+}
+
+static bool alive(pid_t pid)
+{
+    char path[32], text[256] = "";
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    autoclose int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0)
+        return false;
+    const char *at = strrchr(text, ')');
+    return at && at[2] != 'Z';
+}
+
+static void wait_gone(struct run *r, pid_t pid)
+{
+    for (uint64_t end = mono_ms() + 3000; alive(pid) && mono_ms() < end;)
+        turn(r);
+    ck_assert_msg(!alive(pid), "%d lives", (int)pid);
+}
+
+START_TEST(missing_program_reports_its_errno_and_leaves_no_child)
+{
+    struct run r;
+    run_init(&r);
+    char *argv[] = {"x", NULL};
+    struct spawn_opts o = {
+        .file = "no-such-program", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1, .gid = -1};
+    start_opts(&r, &o);
+    ck_assert_int_eq(r.sys, ENOENT);
+    ck_assert_ptr_null(r.child);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+    ck_assert_int_eq(errno, ECHILD);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(file_that_is_not_executable_is_refused)
+{
+    struct run r;
+    run_init(&r);
+    char *argv[] = {"x", NULL};
+    struct spawn_opts o = {
+        .file = "/etc/passwd", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1, .gid = -1};
+    start_opts(&r, &o);
+    ck_assert_int_eq(r.sys, EACCES);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(nothing_starts_while_stopping)
+{
+    struct run r;
+    run_init(&r);
+    spawner_stop(r.s, 0, on_stopped, &r);
+    char *argv[] = {"true", NULL};
+    struct spawn_opts o = {
+        .file = "true", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1, .gid = -1, .fds = {-1, -1, -1}};
+    struct abx_error err;
+    ck_assert_int_eq(spawn_start(r.s, &o, &ops, &r, &err), -1);
+    ck_assert_int_eq(err.kind, E_STOPPING);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(exit_codes_and_signals_come_back)
+{
+    struct run r;
+    run_init(&r);
+    start_sh(&r, "echo out; echo err >&2; exit 7");
+    ck_assert_str_eq(read_all(&r), "out\nerr\n");
+    ck_assert_int_eq(wait_exit(&r), 7);
+    ck_assert_int_eq(child_signal(r.child, SIGTERM), -1);
+    ck_assert_int_eq(errno, ESRCH);
+    child_free(take_ptr(r.child), false);
+    close(r.out[0]);
+
+    r.started = r.exited = 0;
+    start_sh(&r, "kill -9 $$");
+    ck_assert_int_eq(wait_exit(&r), -9);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
+    struct run r;
+    run_init(&r);
+    autoclose int inherited = dup(2); /* not CLOEXEC */
+    start_sh(&r, "ulimit -n; cat /proc/self/oom_score_adj; grep -E 'Sig(Blk|Ign)' /proc/$$/status;"
+                 " ls /proc/$$/fd | tr '\\n' ' '; cut -d' ' -f5,6 /proc/$$/stat; pwd; exit 0");
+    struct rlimit nofile;
+    getrlimit(RLIMIT_NOFILE, &nofile);
+    char want[512];
+    snprintf(want, sizeof(want),
+             "%lu\n500\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n0 1 2 %d %d\n/\n",
+             (unsigned long)nofile.rlim_cur, (int)child_pid(r.child), (int)child_pid(r.child));
+    ck_assert_str_eq(read_all(&r), want);
+    ck_assert_int_eq(wait_exit(&r), 0);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(extra_descriptors_and_limits_arrive)
+{
+    struct run r;
+    run_init(&r);
+    int side[2];
+    ck_assert_int_eq(pipe2(side, O_CLOEXEC), 0);
+    struct spawn_extra extra[] = {{.child_fd = 3, .fd = side[1]}, {.child_fd = 5, .fd = side[1]}};
+    char *argv[] = {"sh", "-c", "echo three >&3; echo five >&5; ulimit -n; ulimit -v; ulimit -t", NULL};
+    struct spawn_opts o = {.file = "sh", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1,
+                           .gid = -1, .extra = extra, .n_extra = 2,
+                           .limits = {.open_files = 77, .memory_bytes = 1u << 30, .cpu_seconds = 9}};
+    start_opts(&r, &o);
+    close(side[1]);
+    ck_assert_str_eq(read_all(&r), "77\n1048576\n9\n");
+    char text[32] = "";
+    ck_assert_int_eq(read(side[0], text, sizeof(text)), 11);
+    ck_assert_str_eq(text, "three\nfive\n");
+    close(side[0]);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(user_is_changed_when_privileged)
+{
+    if (getuid() != 0)
+        return;
+    struct run r;
+    run_init(&r);
+    gid_t groups[] = {12345};
+    char *argv[] = {"id", NULL};
+    struct spawn_opts o = {.file = "id", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = 4321,
+                           .gid = 4322, .groups = groups, .n_groups = 1};
+    start_opts(&r, &o);
+    ck_assert_str_eq(read_all(&r), "uid=4321 gid=4322 groups=4322,12345\n");
+    ck_assert_int_eq(wait_exit(&r), 0);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(terminate_ends_grandchildren_also_in_sessions_of_their_own)
+{
+    struct run r;
+    run_init(&r);
+    start_sh(&r, "sleep 300 & echo $!; setsid sleep 301 & echo $!; wait");
+    pid_t first = atoi(read_line(&r)), second = atoi(read_line(&r));
+    ck_assert(alive(first) && alive(second));
+    child_terminate(r.child, 2000);
+    ck_assert_int_eq(wait_exit(&r), -15);
+    wait_gone(&r, first);
+    wait_gone(&r, second);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(kill_follows_when_term_is_ignored)
+{
+    struct run r;
+    run_init(&r);
+    start_sh(&r, "trap '' TERM; (trap '' TERM; sleep 300) & echo $!; while :; do sleep 1; done");
+    pid_t inner = atoi(read_line(&r));
+    uint64_t before = mono_ms();
+    child_terminate(r.child, 100);
+    ck_assert_int_eq(wait_exit(&r), -9);
+    ck_assert_uint_lt(mono_ms() - before, 3000);
+    wait_gone(&r, inner);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(orphans_are_collected_and_exit_codes_are_not_stolen)
+{
+    struct run r;
+    run_init(&r);
+    for (int i = 0; i < 50; i++) {
+        r.started = r.exited = 0;
+        start_sh(&r, "(sleep 0.05 &); exit 5");
+        ck_assert_int_eq(wait_exit(&r), 5);
+        child_free(take_ptr(r.child), false);
+        close(take_fd(&r.out[0]));
+    }
+    siginfo_t info;
+    bool gone = false;
+    for (uint64_t end = mono_ms() + 3000; !gone && mono_ms() < end;) {
+        turn(&r);
+        gone = waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;
+    }
+    ck_assert(gone);
+    run_done(&r);
+}
+END_TEST
+
+START_TEST(stop_ends_everything_with_grace)
+{
+    struct run r;
+    run_init(&r);
+    start_sh(&r, "trap 'echo bye; exit 3' TERM; (setsid sleep 300 &); echo up; while :; do sleep 0.02; done");
+    ck_assert_str_eq(read_line(&r), "up");
+    spawner_stop(r.s, 1000, on_stopped, &r);
+    while (!r.stopped)
+        turn(&r);
+    ck_assert_int_eq(r.exited, 1);
+    ck_assert_int_eq(child_exit_code(r.child), 3);
+    ck_assert_ptr_nonnull(strstr(read_all(&r), "bye\n")); /* sh may say "Terminated" before */
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+    r.stopped = 0;
+    run_done(&r);
+}
+END_TEST
+
+TEST_MAIN("spawn", missing_program_reports_its_errno_and_leaves_no_child, file_that_is_not_executable_is_refused,
+          nothing_starts_while_stopping, exit_codes_and_signals_come_back,
+          child_has_clean_signals_own_session_and_three_descriptors, extra_descriptors_and_limits_arrive,
+          user_is_changed_when_privileged, terminate_ends_grandchildren_also_in_sessions_of_their_own,
+          kill_follows_when_term_is_ignored, orphans_are_collected_and_exit_codes_are_not_stolen,
+          stop_ends_everything_with_grace)
