@@ -24,7 +24,6 @@ struct guard_config {
     const char *const *deny;       /* patterns (01, 5.1), NULL-terminated, or NULL */
     bool read_only;
     bool symlinks_never;
-    const char *field;             /* unused by guard_new; see `prefix` arguments */
 };
 
 /* Takes copies. Errors: E_NO_MEMORY, E_VALUE (an allow entry that is not absolute). */
@@ -57,7 +56,8 @@ int guard_open(const struct guard *g, const char *path, size_t len, enum guard_o
  * (O_PATH | O_DIRECTORY) with links in it followed, and leaves the last component alone.
  * `ret->resolved` is parent's canonical path + "/" + name: the name is judged, not its target.
  * make_parents: missing parents are made (0777 & ~umask), each beneath the root.
- * The root itself is E_PATH_DENIED for OP_DELETE. */
+ * The root itself is E_PATH_DENIED for OP_DELETE; for other operations *ret_dirfd is the root and
+ * `ret->name` is ".". */
 int guard_open_parent(const struct guard *g, const char *path, size_t len, enum guard_op op,
                       bool make_parents, struct arena *arena, struct guard_path *ret, int *ret_dirfd,
                       struct abx_error *err);
@@ -82,6 +82,13 @@ int guard_open_cwd(const struct guard *g, const char *cwd, size_t len, struct ar
 /* fnmatch as the policy knows it: case-sensitive, `*` also crosses `/`, `?`, `[abc]`, `[!abc]`,
  * no escapes. */
 bool guard_glob(const char *pattern, const char *text);
+
+/* True (1) when this absolute path, or any link on its way, lies under /proc, /sys or /dev; 0, or -1 when
+ * memory is out. For programs: what is run there is somebody's process image, not a file. */
+int guard_is_system_path(const char *path, struct arena *arena);
+
+/* Characters of UTF-8 text; a byte that is none counts as one. */
+size_t guard_text_chars(const char *s, size_t len);
 
 /* Test hook: forces the walk that replaces openat2. */
 void guard_force_fallback(bool on);
