@@ -19,11 +19,16 @@ int command_split(const char *text, size_t len, struct arena *arena, char ***ret
 int command_patterns_check(const struct str_list *patterns, struct abx_error *err);
 
 /* Judges argv against allow_commands / deny_commands of the rule (either may be NULL).
+ * With either list set, programs that start others (shells, env, timeout, xargs, find -exec, python -c, ...)
+ * pass only when an allow rule spells out their name: docs/guards.md has the classes.
  * Words taken for {path} are checked by the guard against `cwd` and *replaced* in argv by the
  * canonical path. program: what program_resolve found.
  * Errors: E_COMMAND_INVALID, E_COMMAND_NOT_ALLOWED, path errors with prefix "argv: ". */
 int command_check(const struct rule *rule, char **argv, size_t argc, const char *program, const char *cwd,
                   struct arena *arena, struct abx_error *err);
+
+/* Does the rule limit commands at all (allow_commands or deny_commands)? */
+bool command_is_limited(const struct rule *rule);
 
 /* --- programs ------------------------------------------------------------------------------ */
 
@@ -44,24 +49,34 @@ int env_guard_check(const json_t *vars, struct abx_error *err);
 /* Secret names in a caller's map: E_ENV_NOT_ALLOWED. */
 int env_guard_secrets(const json_t *vars, const struct env_map *env, struct abx_error *err);
 
+/* With commands limited, a caller must not say which file a name means: PATH and loader variables are
+ * E_ENV_NOT_ALLOWED. vars: NULL, or checked by env_guard_check. */
+int env_guard_commands(const json_t *vars, const struct rule *rule, struct abx_error *err);
+
 /* LD_*, DYLD_*, BASH_ENV, ENV, PYTHONSTARTUP, ... : run code in whatever starts next. */
 bool env_is_loader_name(const char *name);
 
 /* --- URLs ---------------------------------------------------------------------------------- */
 
 struct url_rules {
-    const struct str_list *allow, *deny; /* host or URL globs; NULL = none */
-    bool block_private;                  /* refuse loopback, link-local, private, ... literals */
+    const struct str_list *allow, *deny; /* URL globs; without ":" and "/" they are host globs. NULL = none */
+    bool block_private; /* loopback, link-local, private, ... hosts are "not allowed" rather than "denied" */
+    bool allow_private; /* lifts the standing refusal of such hosts */
     const struct str_list *loopback_ports; /* "3000": http(s)://localhost:3000 passes all the same */
 };
 
 struct url_parts {
-    const char *scheme, *host; /* host as browsers see it: lower case, IPv4 forms normalised, no brackets */
+    const char *scheme, *host; /* host as browsers see it: lower case, IPv4 forms normalised, punycode, no
+                                  brackets */
     int port;                  /* explicit or the scheme's */
+    const char *href;          /* scheme://host[:port]/path?query, without user info and fragment */
+    bool loopback;             /* passed by loopback_ports */
 };
 
-/* Parses as browsers do (127.1, 0x7f.1, 2130706433, %31, fullwidth digits) and judges.
- * Errors: E_URL_INVALID, E_URL_DENIED. */
+/* Parses http and https URLs as browsers do (127.1, 0x7f.1, 2130706433, %31, fullwidth digits, `\` as `/`)
+ * and judges the text. Names are not looked up: who connects checks the address (address_is_private).
+ * Errors in this order: E_URL_NOT_ALLOWED (a rule is set, and: not http(s), deny, not in allow,
+ * block_private), E_URL_INVALID, E_URL_DENIED. */
 int url_check(const struct url_rules *rules, const char *url, size_t len, struct arena *arena,
               struct url_parts *ret, struct abx_error *err);
 
