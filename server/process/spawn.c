@@ -366,6 +366,16 @@ struct tree_job {
     struct tree tree;
 };
 
+/* The leader is unreaped, so the group's number is its own. */
+static void signal_group(pid_t leader, int sig)
+{
+    if (leader <= 0)
+        return;
+    (void)kill(-leader, sig);
+    if (sig == SIGTERM || sig == SIGHUP)
+        (void)kill(-leader, SIGCONT); /* a stopped one must wake up to act on it */
+}
+
 static void tree_run(void *data)
 {
     struct tree_job *t = data;
@@ -373,10 +383,13 @@ static void tree_run(void *data)
         tree_kill(&t->tree, t->leader);
         return;
     }
+    /* Collected first: once the leader is dead nobody knows whose its children were. */
     (void)(t->leader ? tree_collect(&t->tree, t->leader)
                      : tree_collect_own(&t->tree, t->skip, t->n_skip));
+    signal_group(t->leader, t->sig);
     (void)tree_signal(&t->tree, t->leader, t->sig);
-    (void)tree_signal(&t->tree, t->leader, SIGCONT); /* a stopped one must wake up to act on it */
+    if (t->sig == SIGTERM || t->sig == SIGHUP)
+        (void)tree_signal(&t->tree, t->leader, SIGCONT);
 }
 
 static void tree_ran(void *data)
@@ -433,7 +446,7 @@ static void kill_now(void *data)
         return;
     c->killed = true;
     if (tree_start(c->s, c, SIGKILL, NULL, 0) < 0)
-        (void)kill(-c->pid, SIGKILL); /* without memory the group alone */
+        signal_group(c->pid, SIGKILL); /* without memory the group alone */
 }
 
 /* It has ended (or this is a false alarm): sweep if that is due, then reap and tell. */
@@ -763,9 +776,8 @@ void child_kill_group(struct child *c, int sig)
         child_terminate(c, 0);
         return;
     }
-    (void)kill(-c->pid, sig);
-    if (!c->pinned)
-        (void)tree_start(c->s, c, sig, NULL, 0); /* the group has it already */
+    if (c->pinned || tree_start(c->s, c, sig, NULL, 0) < 0)
+        signal_group(c->pid, sig);
 }
 
 void child_terminate(struct child *c, uint32_t grace_ms)
@@ -781,10 +793,8 @@ void child_terminate(struct child *c, uint32_t grace_ms)
     if (!first && (!timer_running(&c->kill_timer) || c->kill_timer.due <= mono_ms() + grace_ms))
         return;
     if (first) {
-        (void)kill(-c->pid, SIGTERM);
-        (void)kill(-c->pid, SIGCONT);
-        if (!c->pinned)
-            (void)tree_start(c->s, c, SIGTERM, NULL, 0); /* the group has it already */
+        if (c->pinned || tree_start(c->s, c, SIGTERM, NULL, 0) < 0)
+            signal_group(c->pid, SIGTERM);
     }
     timer_init(&c->kill_timer, c->s->loop, kill_now, c);
     timer_start(&c->kill_timer, grace_ms);
