@@ -299,8 +299,8 @@ static void terminate(struct proc *p, uint32_t grace_ms)
 void proc_kill(struct proc *p, uint32_t grace_ms)
 {
     terminate(p, grace_ms);
-    if (p->child && p->leader_ended && !timer_running(&p->linger) && !p->linger_over)
-        check_end(p);
+    if (p->leader_ended && p->linger_over)
+        drain(p); /* it was only held up by a pause */
 }
 
 void proc_cancel(struct proc *p, uint32_t grace_ms)
@@ -387,7 +387,7 @@ static void on_started(void *owner, struct child *child, int sys)
         if (read_out(first) || (second->early && read_out(second)))
             return;
     }
-    if (first)
+    if (first || p->paused)
         watch_out(p);
 }
 

@@ -15,7 +15,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <linux/close_range.h>
 #include <sched.h>
 #include <signal.h>

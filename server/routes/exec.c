@@ -1,0 +1,291 @@
+#include "routes/exec.h"
+
+/* The checks run in the order of the contract (03 section 1): shapes, program, environment, command
+ * patterns, cwd, secret names. cwd is opened first all the same, because relative programs hang on it;
+ * its verdict is kept back until its turn. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/crypto.h"
+#include "base/json.h"
+#include "base/num.h"
+#include "base/own.h"
+#include "http/req.h"
+#include "policy/guards.h"
+#include "process/user.h"
+
+static int no_memory(struct abx_error *err)
+{
+    return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
+}
+
+double exec_timeout(const struct rule *rule, const json_t *body, double fallback)
+{
+    double seconds = 0;
+    int64_t ms = 0;
+    const json_t *in_ms = json_object_get(body, "timeout_ms");
+    if (in_ms && json_coerce_int(in_ms, &ms) == 0 && ms > 0)
+        seconds = (double)ms / 1000.0;
+    else if (json_coerce_seconds(json_object_get(body, "timeout"), &seconds) < 0 || !(seconds > 0))
+        seconds = fallback;
+    double most = rule_seconds(rule, LIMIT_timeout_seconds, EXEC_TIMEOUT_MAX);
+    if (seconds > most)
+        seconds = most;
+    return seconds < EXEC_TIMEOUT_MAX ? seconds : EXEC_TIMEOUT_MAX;
+}
+
+static int env_shape(const json_t *vars, struct abx_error *err)
+{
+    if (!vars || json_is_null(vars))
+        return 0;
+    if (!json_is_object(vars))
+        return abx_fail(err, E_VALUE, 0, "'env' must be an object of strings");
+    for (void *it = json_object_iter((json_t *)vars); it; it = json_object_iter_next((json_t *)vars, it)) {
+        if (!json_is_string(json_object_iter_value(it)))
+            return abx_fail(err, E_VALUE, 0, "'env' must be an object of strings");
+    }
+    return 0;
+}
+
+static const json_t *vars_of(const json_t *vars)
+{
+    return json_is_object(vars) ? vars : NULL;
+}
+
+int exec_env(const struct exec_ctx *ctx, const json_t *vars, char ***ret, struct abx_error *err)
+{
+    if (env_shape(vars, err) < 0 || env_guard_check(vars_of(vars), err) < 0 ||
+        env_guard_secrets(vars_of(vars), ctx->env, err) < 0)
+        return -1;
+    char **block = env_block(ctx->env, vars_of(vars));
+    if (!block)
+        return no_memory(err);
+    *ret = block;
+    return 0;
+}
+
+const char *exec_search_path(const struct exec_ctx *ctx, const json_t *vars)
+{
+    const char *path = json_string_value(json_object_get(vars_of(vars), "PATH"));
+    if (!path)
+        path = env_get(ctx->env, "PATH");
+    return path ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+}
+
+int exec_start_failed(struct abx_error *err, int sys, const char *name)
+{
+    if (sys == EMFILE || sys == ENFILE || sys == EAGAIN)
+        return abx_fail(err, E_OVERLOADED, sys, "No room for another process");
+    return abx_fail_os(err, sys, name);
+}
+
+/* --- our own fields ---------------------------------------------------------------------------- */
+
+static int decode_input(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o,
+                        struct abx_error *err)
+{
+    const json_t *base64 = json_object_get(body, "input_base64"), *text = json_object_get(body, "input");
+    if (base64 && !json_is_null(base64)) {
+        struct buf bytes = BUF_INIT;
+        if (!json_is_string(base64) ||
+            base64_decode(&bytes, json_string_value(base64), json_string_length(base64)) < 0) {
+            buf_done(&bytes);
+            return abx_fail(err, E_VALUE, 0, "'input_base64' is not base64");
+        }
+        o->input = bytes.len ? arena_strndup(ctx->arena, bytes.data, bytes.len) : "";
+        o->input_len = bytes.len;
+        bool lost = bytes.failed || !o->input;
+        buf_done(&bytes);
+        if (lost)
+            return no_memory(err);
+        o->has_input = true;
+    } else if (text && !json_is_null(text)) {
+        if (!json_is_string(text))
+            return abx_fail(err, E_VALUE, 0, "'input' must be a string");
+        o->input = json_string_value(text);
+        o->input_len = json_string_length(text);
+        o->has_input = true;
+    }
+    return 0;
+}
+
+static int decode_limit(const json_t *limits, const char *name, uint64_t *ret, struct abx_error *err)
+{
+    const json_t *value = json_object_get(limits, name);
+    int64_t n = 0;
+    if (!value || json_is_null(value))
+        return 0;
+    if (json_coerce_int(value, &n) < 0 || n <= 0)
+        return abx_fail(err, E_VALUE, 0, "'limits.%s' must be a positive integer", name);
+    *ret = (uint64_t)n;
+    return 0;
+}
+
+static int decode_limits(const json_t *body, struct exec_order *o, struct abx_error *err)
+{
+    const json_t *limits = json_object_get(body, "limits");
+    if (!limits || json_is_null(limits))
+        return 0;
+    if (!json_is_object(limits))
+        return abx_fail(err, E_VALUE, 0, "'limits' must be an object");
+    if (decode_limit(limits, "memory_bytes", &o->limits.memory_bytes, err) < 0 ||
+        decode_limit(limits, "cpu_seconds", &o->limits.cpu_seconds, err) < 0)
+        return -1;
+    return decode_limit(limits, "open_files", &o->limits.open_files, err);
+}
+
+/* HOME, USER and LOGNAME of another user, where the caller names none. */
+static int set_home(const struct user *u, const json_t *vars, json_t **ret, struct abx_error *err)
+{
+    json_t *all = vars ? json_copy((json_t *)vars) : json_object();
+    const char *const set[][2] = {{"HOME", u->home}, {"USER", u->name}, {"LOGNAME", u->name}};
+    bool lost = !all;
+    for (size_t i = 0; i < ARRAY_LEN(set) && !lost; i++) {
+        if (set[i][1][0] && !json_object_get(all, set[i][0]))
+            lost = json_object_set_new(all, set[i][0], json_text(set[i][1])) < 0;
+    }
+    if (lost) {
+        json_decref(all);
+        return no_memory(err);
+    }
+    *ret = all;
+    return 0;
+}
+
+/* "user": a name or a number; only a server that runs as root can change it.
+ * ret_vars: what the environment gets on top; a new reference. */
+static int decode_user(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o,
+                       json_t **ret_vars, struct abx_error *err)
+{
+    const json_t *value = json_object_get(body, "user");
+    if (!value || json_is_null(value))
+        return 0;
+    char number[24];
+    const char *name = json_string_value(value);
+    if (json_is_integer(value)) {
+        snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        name = number;
+    }
+    if (!name || !*name)
+        return abx_fail(err, E_VALUE, 0, "'user' must be a name or a number");
+    struct user u;
+    if (user_find(name, &u) < 0)
+        return abx_fail(err, E_VALUE, 0, "Unknown user '%s'", name);
+    if (geteuid() != 0) {
+        if (u.uid == geteuid())
+            return 0;
+        return abx_fail(err, E_PERMISSION, EPERM, "Only a server that runs as root can change the user");
+    }
+    o->uid = u.uid;
+    o->gid = u.gid;
+    o->n_groups = u.n_groups;
+    o->groups = arena_alloc(ctx->arena, (u.n_groups + 1) * sizeof(gid_t));
+    if (!o->groups)
+        return no_memory(err);
+    memcpy(o->groups, u.groups, u.n_groups * sizeof(gid_t));
+    return set_home(&u, vars_of(json_object_get(body, "env")), ret_vars, err);
+}
+
+/* --- the whole --------------------------------------------------------------------------------- */
+
+static int decode_command(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o,
+                          struct abx_error *err)
+{
+    if (body_truthy(body, "shell")) {
+        if (memchr(o->command, 0, o->command_len))
+            return abx_fail(err, E_COMMAND_INVALID, 0, "The command holds a NUL");
+        o->argv = arena_alloc(ctx->arena, 4 * sizeof(*o->argv));
+        char *text = arena_strndup(ctx->arena, o->command, o->command_len);
+        char *sh = arena_strdup(ctx->arena, "/bin/sh"), *c = arena_strdup(ctx->arena, "-c");
+        if (!o->argv || !text || !sh || !c)
+            return no_memory(err);
+        o->argv[0] = sh;
+        o->argv[1] = c;
+        o->argv[2] = text;
+        o->argv[3] = NULL;
+        o->argc = 3;
+        return 0;
+    }
+    if (command_split(o->command, o->command_len, ctx->arena, &o->argv, &o->argc, err) < 0)
+        return err->kind == E_VALUE ? abx_prefix(err, "Invalid command: ") : -1;
+    if (o->argc == 0)
+        return abx_fail(err, E_VALUE, 0, "Invalid command: it has no words");
+    return 0;
+}
+
+static int judge(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o, struct abx_error *err)
+{
+    const json_t *vars = json_object_get(body, "env");
+    const char *cwd = NULL;
+    size_t cwd_len = 0;
+
+    if (body_str(body, "command", &o->command, &o->command_len, err) < 0 ||
+        body_opt_str(body, "cwd", &cwd, &cwd_len, err) < 0 || env_shape(vars, err) < 0 ||
+        decode_command(ctx, body, o, err) < 0)
+        return -1;
+
+    struct abx_error cwd_error = {0};
+    int cwd_result = guard_open_cwd(ctx->rule->guard, cwd, cwd_len, ctx->arena, &o->cwd, &o->cwd_fd, &cwd_error);
+    const char *where = cwd_result == 0 ? o->cwd : guard_base_dir(ctx->rule->guard);
+
+    if (program_resolve(o->argv[0], exec_search_path(ctx, vars), where, ctx->arena, &o->program, err) < 0 ||
+        env_guard_check(vars_of(vars), err) < 0 ||
+        command_check(ctx->rule, o->argv, o->argc, o->program, where, ctx->arena, err) < 0)
+        return -1;
+    if (cwd_result < 0) {
+        *err = cwd_error;
+        return -1;
+    }
+    if (!o->program)
+        o->program = o->argv[0];
+    if (env_guard_secrets(vars_of(vars), ctx->env, err) < 0 || decode_input(ctx, body, o, err) < 0 ||
+        decode_limits(body, o, err) < 0)
+        return -1;
+    autojson json_t *with_home = NULL;
+    if (decode_user(ctx, body, o, &with_home, err) < 0)
+        return -1;
+
+    o->merge_stderr = body_truthy(body, "merge_stderr");
+    o->timeout = exec_timeout(ctx->rule, body, EXEC_TIMEOUT_DEFAULT);
+    o->max_output = rule_limit(ctx->rule, LIMIT_max_output_bytes, -1);
+    o->envp = env_block(ctx->env, with_home ? with_home : vars_of(vars));
+    return o->envp ? 0 : no_memory(err);
+}
+
+int exec_decode(const struct exec_ctx *ctx, const json_t *body, struct exec_order *ret, struct abx_error *err)
+{
+    struct exec_order o = {.cwd_fd = -1, .uid = -1, .gid = -1};
+    if (judge(ctx, body, &o, err) < 0) {
+        exec_done(&o);
+        return -1;
+    }
+    *ret = o;
+    return 0;
+}
+
+void exec_done(struct exec_order *o)
+{
+    if (o->cwd_fd >= 0)
+        close(take_fd(&o->cwd_fd));
+    free(take_ptr(o->envp));
+}
+
+void exec_fill(const struct exec_order *o, struct proc_opts *ret)
+{
+    *ret = (struct proc_opts){.spawn = {.file = o->program,
+                                        .argv = o->argv,
+                                        .envp = o->envp,
+                                        .cwd_fd = o->cwd_fd,
+                                        .limits = o->limits,
+                                        .uid = o->uid,
+                                        .gid = o->gid,
+                                        .groups = o->groups,
+                                        .n_groups = o->n_groups},
+                              .stdin_mode = o->has_input ? PROC_STDIN_INPUT : PROC_STDIN_NULL,
+                              .input = o->input,
+                              .input_len = o->input_len,
+                              .merge = o->merge_stderr};
+}
