@@ -1,0 +1,338 @@
+#include "system/ports.h"
+
+#include "base/json.h"
+#include "base/loop.h"
+#include "base/own.h"
+#include "system/files.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* How it works: sock_diag(7) dumps the sockets in LISTEN only, however many connections there are;
+ * where the kernel has no such thing (gVisor), /proc/net/tcp and tcp6 are read. The holder is found
+ * by the socket's inode among /proc/PID/fd. Looking through all descriptors is what costs, so the
+ * place where each was found is kept and only looked at again. */
+
+#define MAX_PORTS 20000
+#define NOBODY_MS 10000
+
+struct listener {
+    uint64_t inode;
+    uint16_t port;
+    bool v6;
+    uint8_t addr[16];
+    int pid, fd;
+    uint64_t nobody_until_ms; /* 0: look for the holder */
+};
+
+struct listeners {
+    struct listener *list;
+    size_t n, cap;
+};
+
+static int append(struct listeners *l, const struct listener *one)
+{
+    if (l->n == MAX_PORTS)
+        return 0;
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? l->cap * 2 : 64;
+        struct listener *grown = realloc(l->list, cap * sizeof *grown);
+        if (!grown)
+            return -1;
+        l->list = grown;
+        l->cap = cap;
+    }
+    l->list[l->n++] = *one;
+    return 0;
+}
+
+/* --- the kernel's list ------------------------------------------------------------------------ */
+
+static int ask(int fd, int family)
+{
+    struct {
+        struct nlmsghdr head;
+        struct inet_diag_req_v2 req;
+    } msg = {
+        .head = {.nlmsg_len = sizeof msg,
+                 .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+                 .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
+        .req = {.sdiag_family = (uint8_t)family,
+                .sdiag_protocol = IPPROTO_TCP,
+                .idiag_states = 1u << TCP_LISTEN},
+    };
+    return send(fd, &msg, sizeof msg, 0) == (ssize_t)sizeof msg ? 0 : -1;
+}
+
+static int take_message(struct listeners *l, const struct nlmsghdr *head)
+{
+    struct inet_diag_msg diag;
+    if (head->nlmsg_len < NLMSG_LENGTH(sizeof diag))
+        return -1;
+    memcpy(&diag, NLMSG_DATA(head), sizeof diag);
+    struct listener one = {.inode = diag.idiag_inode,
+                           .port = ntohs(diag.id.idiag_sport),
+                           .v6 = diag.idiag_family == AF_INET6};
+    memcpy(one.addr, diag.id.idiag_src, one.v6 ? 16 : 4);
+    return append(l, &one);
+}
+
+static int read_dump(int fd, struct listeners *l)
+{
+    _Alignas(struct nlmsghdr) char data[32 * KIB];
+    for (;;) {
+        ssize_t got = recv(fd, data, sizeof data, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return -1;
+        size_t left = (size_t)got;
+        for (const struct nlmsghdr *head = (const struct nlmsghdr *)data; NLMSG_OK(head, left);
+             head = NLMSG_NEXT(head, left)) {
+            if (head->nlmsg_type == NLMSG_DONE)
+                return 0;
+            if (head->nlmsg_type == NLMSG_ERROR || take_message(l, head) < 0)
+                return -1;
+        }
+    }
+}
+
+static int list_by_netlink(struct listeners *l)
+{
+    autoclose int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+    if (fd < 0)
+        return -1;
+    struct timeval patience = {.tv_sec = 2};
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience,
+                     sizeof patience); /* it answers anyway */
+    static const int families[] = {AF_INET, AF_INET6};
+    for (size_t i = 0; i < ARRAY_LEN(families); i++)
+        if (ask(fd, families[i]) < 0 || read_dump(fd, l) < 0)
+            return -1;
+    return 0;
+}
+
+/* "0100007F" and its four-word sister: words in host order, as the kernel prints them. */
+static bool parse_hex_address(const char *hex, size_t len, uint8_t addr[16])
+{
+    if (len != 8 && len != 32)
+        return false;
+    for (size_t w = 0; w < len / 8; w++) {
+        uint32_t word = 0;
+        for (size_t i = 0; i < 8; i++) {
+            char c = hex[8 * w + i];
+            int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+            if (digit < 0)
+                return false;
+            word = word << 4 | (uint32_t)digit;
+        }
+        memcpy(addr + 4 * w, &word, 4);
+    }
+    return true;
+}
+
+static int list_by_file(const char *root, const char *path, bool v6, struct listeners *l)
+{
+    char full[PATH_MAX], line[512];
+    if ((size_t)snprintf(full, sizeof full, "%s%s", root, path) >= sizeof full)
+        return 0;
+    FILE *file = fopen(full, "re");
+    if (!file)
+        return 0;
+    int rc = 0;
+    while (rc == 0 && fgets(line, sizeof line, file)) {
+        char local[40];
+        unsigned port, state;
+        unsigned long long inode;
+        struct listener one = {.v6 = v6};
+        if (sscanf(line, " %*d: %39[0-9A-F]:%x %*s %x %*s %*s %*s %*d %*d %llu", local, &port,
+                   &state, &inode) == 4 &&
+            state == TCP_LISTEN && port <= UINT16_MAX &&
+            parse_hex_address(local, strlen(local), one.addr)) {
+            one.port = (uint16_t)port;
+            one.inode = inode;
+            rc = append(l, &one);
+        }
+    }
+    fclose(file);
+    return rc;
+}
+
+/* --- who holds them --------------------------------------------------------------------------- */
+
+static bool is_socket(int dir, const char *name, uint64_t *ret_inode)
+{
+    char target[64];
+    ssize_t n = readlinkat(dir, name, target, sizeof target - 1);
+    if (n < 10 || memcmp(target, "socket:[", 8) != 0)
+        return false;
+    target[n] = '\0';
+    *ret_inode = strtoull(target + 8, NULL, 10);
+    return true;
+}
+
+static int by_inode(const void *a, const void *b)
+{
+    uint64_t x = (*(struct listener *const *)a)->inode, y = (*(struct listener *const *)b)->inode;
+    return x < y ? -1 : x > y;
+}
+
+static struct listener **find(struct listener **index, size_t n, uint64_t inode)
+{
+    struct listener key = {.inode = inode}, *wanted = &key;
+    return bsearch(&wanted, index, n, sizeof *index, by_inode);
+}
+
+/* Marks those still held where they were seen last, and those not to be looked for; returns how
+ * many. */
+static size_t recall(const char *root, struct listener **index, size_t n,
+                     const struct port_owners *owners)
+{
+    size_t known = 0;
+    for (size_t i = 0; i < owners->n; i++) {
+        char path[PATH_MAX];
+        uint64_t inode;
+        struct listener **at = find(index, n, owners->list[i].inode);
+        if (at && !owners->list[i].pid && owners->list[i].until_ms > mono_ms()) {
+            (*at)->nobody_until_ms = owners->list[i].until_ms;
+            known++;
+            continue;
+        }
+        if (!at || (*at)->pid || !owners->list[i].pid ||
+            (size_t)snprintf(path, sizeof path, "%s/proc/%d/fd/%d", root, owners->list[i].pid,
+                             owners->list[i].fd) >= sizeof path ||
+            !is_socket(AT_FDCWD, path, &inode) || inode != owners->list[i].inode)
+            continue;
+        (*at)->pid = owners->list[i].pid;
+        (*at)->fd = owners->list[i].fd;
+        known++;
+    }
+    return known;
+}
+
+static size_t search_process(const char *root, const char *pid, struct listener **index, size_t n)
+{
+    char path[PATH_MAX];
+    if ((size_t)snprintf(path, sizeof path, "%s/proc/%s/fd", root, pid) >= sizeof path)
+        return 0;
+    DIR *dir = opendir(path);
+    if (!dir)
+        return 0; /* ended, or somebody else's */
+    size_t found = 0;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        uint64_t inode;
+        struct listener **at;
+        if (entry->d_name[0] == '.' || !is_socket(dirfd(dir), entry->d_name, &inode) ||
+            !(at = find(index, n, inode)) || (*at)->pid)
+            continue;
+        (*at)->pid = (int)strtol(pid, NULL, 10);
+        (*at)->fd = (int)strtol(entry->d_name, NULL, 10);
+        found++;
+    }
+    closedir(dir);
+    return found;
+}
+
+static void find_holders(const char *root, struct listeners *l, const struct port_owners *owners)
+{
+    autofree struct listener **index = malloc((l->n + 1) * sizeof *index);
+    char path[PATH_MAX];
+    if (!index || l->n == 0 || (size_t)snprintf(path, sizeof path, "%s/proc", root) >= sizeof path)
+        return;
+    for (size_t i = 0; i < l->n; i++)
+        index[i] = &l->list[i];
+    qsort(index, l->n, sizeof *index, by_inode);
+
+    size_t known = recall(root, index, l->n, owners);
+    if (known == l->n)
+        return;
+    DIR *dir = opendir(path);
+    if (!dir)
+        return;
+    for (struct dirent *entry; known < l->n && (entry = readdir(dir));)
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9')
+            known += search_process(root, entry->d_name, index, l->n);
+    closedir(dir);
+}
+
+/* --- the answer ------------------------------------------------------------------------------- */
+
+static json_t *process_name(const char *root, int pid)
+{
+    char path[64];
+    autobuf struct buf text = BUF_INIT;
+    snprintf(path, sizeof path, "/proc/%d/comm", pid);
+    if (!pid || file_read(root, path, 256, &text) < 0)
+        return json_null();
+    return json_bytes(text.data, strcspn(text.data, "\n"));
+}
+
+static json_t *describe(const char *root, const struct listener *one)
+{
+    char text[INET6_ADDRSTRLEN] = "", shown[INET6_ADDRSTRLEN + 2];
+    (void)inet_ntop(one->v6 ? AF_INET6 : AF_INET, one->addr, text, sizeof text); /* room for any */
+    snprintf(shown, sizeof shown, one->v6 ? "[%s]" : "%s", text);
+    return json_pack("{s:i, s:s, s:s, s:o, s:o, s:I}", "port", one->port, "protocol",
+                     one->v6 ? "tcp6" : "tcp", "address", shown, "pid",
+                     one->pid ? json_integer(one->pid) : json_null(), "process",
+                     process_name(root, one->pid), "inode", (json_int_t)one->inode);
+}
+
+static void remember(const struct listeners *l, struct port_owners *owners)
+{
+    port_owners_done(owners);
+    owners->list = malloc((l->n + 1) * sizeof *owners->list);
+    if (!owners->list)
+        return;
+    for (size_t i = 0; i < l->n; i++) {
+        const struct listener *one = &l->list[i];
+        uint64_t until = one->pid               ? 0
+                         : one->nobody_until_ms ? one->nobody_until_ms
+                                                : mono_ms() + NOBODY_MS;
+        owners->list[owners->n++] = (struct port_owner){one->inode, one->pid, one->fd, until};
+    }
+}
+
+void port_owners_done(struct port_owners *o)
+{
+    free(o->list);
+    *o = (struct port_owners){0};
+}
+
+json_t *ports_list(const char *root, struct port_owners *owners, struct abx_error *err)
+{
+    struct listeners l = {0};
+    if (*root || list_by_netlink(&l) < 0) {
+        l.n = 0;
+        if (list_by_file(root, "/proc/net/tcp", false, &l) < 0 ||
+            list_by_file(root, "/proc/net/tcp6", true, &l) < 0) {
+            free(l.list);
+            abx_fail(err, E_NO_MEMORY, 0, "Out of memory");
+            return NULL;
+        }
+    }
+    find_holders(root, &l, owners);
+    json_t *list = json_array();
+    for (size_t i = 0; i < l.n; i++)
+        json_array_append_new(list, describe(root, &l.list[i]));
+    bool whole = list && json_array_size(list) == l.n;
+    remember(&l, owners);
+    free(l.list);
+    if (whole)
+        return list;
+    json_decref(list);
+    abx_fail(err, E_NO_MEMORY, 0, "Out of memory");
+    return NULL;
+}
