@@ -232,7 +232,7 @@ static int judge(const struct exec_ctx *ctx, const json_t *body, struct exec_ord
     const char *where = cwd_result == 0 ? o->cwd : guard_base_dir(ctx->rule->guard);
 
     if (program_resolve(o->argv[0], exec_search_path(ctx, vars), where, ctx->arena, &o->program, err) < 0 ||
-        env_guard_check(vars_of(vars), err) < 0 ||
+        env_guard_check(vars_of(vars), err) < 0 || env_guard_commands(vars_of(vars), ctx->rule, err) < 0 ||
         command_check(ctx->rule, o->argv, o->argc, o->program, where, ctx->arena, err) < 0)
         return -1;
     if (cwd_result < 0) {
