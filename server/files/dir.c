@@ -42,8 +42,10 @@ static int add(struct dir *d, const char *name, uint8_t type)
         d->cap = cap;
     }
     size_t len = strlen(name);
-    d->entries[d->n] = (struct dir_entry){
-        .key = sort_key(name, len), .at = (uint32_t)d->names.len, .len = (uint16_t)len, .type = type};
+    d->entries[d->n] = (struct dir_entry){.key = sort_key(name, len),
+                                          .at = (uint32_t)d->names.len,
+                                          .len = (uint16_t)len,
+                                          .type = type};
     buf_add(&d->names, name, len + 1);
     if (d->names.failed || d->names.len > UINT32_MAX / 2) {
         errno = ENOMEM;

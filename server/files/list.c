@@ -40,7 +40,8 @@ bool files_may_show(const struct guard *g, const char *resolved, size_t len, boo
     return fine;
 }
 
-/* --- listing ------------------------------------------------------------------------------------- */
+/* --- listing -------------------------------------------------------------------------------------
+ */
 
 struct lister {
     const struct guard *g;
@@ -127,8 +128,9 @@ static int walk(struct lister *l, int fd, int64_t depth, struct abx_error *err)
     return l->out->failed ? abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the listing") : 0;
 }
 
-int files_list(const struct guard *g, const char *path, size_t len, const struct list_options *given,
-               struct arena *arena, struct buf *out, const char **ret_path, struct abx_error *err)
+int files_list(const struct guard *g, const char *path, size_t len,
+               const struct list_options *given, struct arena *arena, struct buf *out,
+               const char **ret_path, struct abx_error *err)
 {
     struct guard_path gp;
     autoclose int fd = -1;
@@ -160,15 +162,16 @@ int files_list(const struct guard *g, const char *path, size_t len, const struct
     return 0;
 }
 
-/* --- stat ---------------------------------------------------------------------------------------- */
+/* --- stat ----------------------------------------------------------------------------------------
+ */
 
 static const char *base_name(const char *path)
 {
     return strrchr(path, '/') + 1; /* canonical paths have one */
 }
 
-int files_stat(const struct guard *g, const char *path, size_t len, struct arena *arena, struct buf *out,
-               const char **ret_path, struct abx_error *err)
+int files_stat(const struct guard *g, const char *path, size_t len, struct arena *arena,
+               struct buf *out, const char **ret_path, struct abx_error *err)
 {
     struct guard_path gp;
     struct stat st;
@@ -195,12 +198,14 @@ int files_stat(const struct guard *g, const char *path, size_t len, struct arena
     buf_adds(out, ", ");
     name_field(out, "path", gp.resolved, strlen(gp.resolved));
     if (!exists) {
-        buf_adds(out, ", \"type\": \"unknown\", \"size\": 0, \"permissions\": \"\", \"modified\": \"\", "
-                      "\"accessed\": \"\", \"created\": \"\", \"exists\": false}");
+        buf_adds(out,
+                 ", \"type\": \"unknown\", \"size\": 0, \"permissions\": \"\", \"modified\": \"\", "
+                 "\"accessed\": \"\", \"created\": \"\", \"exists\": false}");
     } else {
         struct time_writer time = {0};
         buf_addf(out, ", \"type\": \"%s\", \"size\": %lld, \"permissions\": \"%03o\", ",
-                 S_ISDIR(st.st_mode) ? "directory" : "file", (long long)st.st_size, st.st_mode & 0777u);
+                 S_ISDIR(st.st_mode) ? "directory" : "file", (long long)st.st_size,
+                 st.st_mode & 0777u);
         time_field(out, &time, "modified", st.st_mtim);
         buf_adds(out, ", ");
         time_field(out, &time, "accessed", st.st_atim);

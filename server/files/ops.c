@@ -12,7 +12,8 @@
 
 #define RACE_TRIES 3
 
-/* --- mkdir --------------------------------------------------------------------------------------- */
+/* --- mkdir ---------------------------------------------------------------------------------------
+ */
 
 int files_mkdir(const struct guard *g, const char *path, size_t len, struct arena *arena,
                 const char **ret_path, struct abx_error *err)
@@ -38,8 +39,8 @@ int files_mkdir(const struct guard *g, const char *path, size_t len, struct aren
         if (guard_check(g, path, len, NULL, OP_WRITE, arena, &gp, err) < 0)
             return -1;
         autoclose int dirfd = -1;
-        if (guard_open_parent(g, gp.resolved, strlen(gp.resolved), OP_WRITE, true, arena, &parent, &dirfd,
-                              err) < 0)
+        if (guard_open_parent(g, gp.resolved, strlen(gp.resolved), OP_WRITE, true, arena, &parent,
+                              &dirfd, err) < 0)
             return -1;
         if (mkdirat(dirfd, parent.name, 0777) == 0)
             break;
@@ -50,7 +51,8 @@ int files_mkdir(const struct guard *g, const char *path, size_t len, struct aren
     return 0;
 }
 
-/* --- delete -------------------------------------------------------------------------------------- */
+/* --- delete --------------------------------------------------------------------------------------
+ */
 
 int files_delete(const struct guard *g, const char *path, size_t len, struct arena *arena,
                  const char **ret_path, struct abx_error *err)
@@ -67,7 +69,8 @@ int files_delete(const struct guard *g, const char *path, size_t len, struct are
     return 0;
 }
 
-/* --- move ---------------------------------------------------------------------------------------- */
+/* --- move ----------------------------------------------------------------------------------------
+ */
 
 static int guard_prefix(struct abx_error *err, const char *prefix)
 {
@@ -100,8 +103,8 @@ static int rename_to(int from_fd, const char *from, int to_fd, const char *to, b
     return renameat(from_fd, from, to_fd, to);
 }
 
-static int move_across(int from_fd, const struct guard_path *from, int to_fd, const char *to, bool keep,
-                       struct abx_error *err)
+static int move_across(int from_fd, const struct guard_path *from, int to_fd, const char *to,
+                       bool keep, struct abx_error *err)
 {
     char temp[40] = ".abx-move-";
     crypto_random_hex(temp + strlen(temp), 16);
@@ -119,9 +122,9 @@ static int move_across(int from_fd, const struct guard_path *from, int to_fd, co
     return tree_remove(from_fd, from->name, from->resolved, err);
 }
 
-int files_move(const struct guard *g, const char *source, size_t source_len, const char *destination,
-               size_t destination_len, struct arena *arena, const char **ret_source,
-               const char **ret_destination, struct abx_error *err)
+int files_move(const struct guard *g, const char *source, size_t source_len,
+               const char *destination, size_t destination_len, struct arena *arena,
+               const char **ret_source, const char **ret_destination, struct abx_error *err)
 {
     /* All refusals come before anything tells what exists. */
     struct guard_path from, to, judged;
@@ -134,7 +137,8 @@ int files_move(const struct guard *g, const char *source, size_t source_len, con
         return guard_prefix(err, "destination: ");
     }
     autoclose int from_fd = -1;
-    if (guard_open_parent(g, source, source_len, OP_DELETE, false, arena, &from, &from_fd, err) < 0) {
+    if (guard_open_parent(g, source, source_len, OP_DELETE, false, arena, &from, &from_fd, err) <
+        0) {
         guard_prefix(err, "source: ");
         return files_lookup_error(err);
     }
@@ -150,8 +154,8 @@ int files_move(const struct guard *g, const char *source, size_t source_len, con
 
     autoclose int to_fd = -1;
     const char *name;
-    bool into = guard_open(g, destination, destination_len, OP_WRITE, O_PATH | O_DIRECTORY, 0, arena, &to,
-                           &to_fd, NULL) == 0;
+    bool into = guard_open(g, destination, destination_len, OP_WRITE, O_PATH | O_DIRECTORY, 0,
+                           arena, &to, &to_fd, NULL) == 0;
     if (into) {
         struct stat there;
         if (fstat(to_fd, &there) == 0 && there.st_dev == st.st_dev && there.st_ino == st.st_ino) {
@@ -159,7 +163,8 @@ int files_move(const struct guard *g, const char *source, size_t source_len, con
             return 0;
         }
         name = from.name;
-        const char *final = arena_printf(arena, "%s/%s", strcmp(to.resolved, "/") ? to.resolved : "", name);
+        const char *final =
+            arena_printf(arena, "%s/%s", strcmp(to.resolved, "/") ? to.resolved : "", name);
         if (!final)
             return abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the path");
         if (guard_denies(g, final))
@@ -167,9 +172,11 @@ int files_move(const struct guard *g, const char *source, size_t source_len, con
         judged.resolved = to.resolved;
     }
     if (S_ISDIR(st.st_mode) && lies_below(judged.resolved, from.resolved))
-        return abx_fail(err, E_MOVE, EINVAL, "Cannot move a directory into itself: '%s'", from.resolved);
+        return abx_fail(err, E_MOVE, EINVAL, "Cannot move a directory into itself: '%s'",
+                        from.resolved);
     if (!into) {
-        if (guard_open_parent(g, destination, destination_len, OP_WRITE, true, arena, &to, &to_fd, err) < 0)
+        if (guard_open_parent(g, destination, destination_len, OP_WRITE, true, arena, &to, &to_fd,
+                              err) < 0)
             return guard_prefix(err, "destination: ");
         name = to.name;
     }
@@ -181,7 +188,8 @@ int files_move(const struct guard *g, const char *source, size_t source_len, con
         return move_across(from_fd, &from, to_fd, name, into, err);
     case EEXIST:
         if (into)
-            return abx_fail(err, E_MOVE, EEXIST, "Destination '%s' already has '%s'", to.resolved, name);
+            return abx_fail(err, E_MOVE, EEXIST, "Destination '%s' already has '%s'", to.resolved,
+                            name);
         return abx_fail_os(err, EEXIST, to.resolved);
     case ENOENT:
         return abx_fail(err, E_FILE_NOT_FOUND, ENOENT, "Source not found: %s", from.resolved);

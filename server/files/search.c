@@ -42,7 +42,8 @@ static bool must_stop(void *data, size_t so_far)
     return s->timed_out || s->cancelled;
 }
 
-/* Does the file hold the bytes? Read in windows that overlap by the length of what is looked for. */
+/* Does the file hold the bytes? Read in windows that overlap by the length of what is looked for.
+ */
 static bool holds(struct searcher *s, int dirfd, const char *name)
 {
     const struct search_options *o = s->opt;
@@ -152,7 +153,8 @@ static int walk(struct searcher *s, int fd, int64_t level)
             return -1;
         if (s->judge_all && guard_denies(s->g, text))
             continue;
-        autoclose int sub = openat(fd, dir_name(&d, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        autoclose int sub =
+            openat(fd, dir_name(&d, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (sub >= 0 && walk(s, sub, level + 1) < 0)
             return -1;
     }
@@ -160,8 +162,9 @@ static int walk(struct searcher *s, int fd, int64_t level)
     return s->out->failed ? -1 : 0;
 }
 
-int files_search(const struct guard *g, const char *path, size_t len, const struct search_options *opt,
-                 struct arena *arena, struct buf *out, const char **ret_path, struct abx_error *err)
+int files_search(const struct guard *g, const char *path, size_t len,
+                 const struct search_options *opt, struct arena *arena, struct buf *out,
+                 const char **ret_path, struct abx_error *err)
 {
     struct guard_path gp;
     autoclose int fd = -1;
@@ -173,7 +176,11 @@ int files_search(const struct guard *g, const char *path, size_t len, const stru
     }
     *ret_path = gp.resolved;
     struct searcher s __attribute__((cleanup(searcher_done))) = {
-        .g = g, .opt = opt, .out = out, .first = true, .left = opt->max_results > 0 ? opt->max_results : 1};
+        .g = g,
+        .opt = opt,
+        .out = out,
+        .first = true,
+        .left = opt->max_results > 0 ? opt->max_results : 1};
     arena_init(&s.scratch);
     bool at_top = strcmp(gp.resolved, "/") == 0;
     s.judge_all = at_top || guard_has_deny(g);

@@ -29,14 +29,16 @@ static void push(struct buf *path, const char *name)
     buf_adds(path, name);
 }
 
-/* --- judging ------------------------------------------------------------------------------------- */
+/* --- judging -------------------------------------------------------------------------------------
+ */
 
 static int judge(const struct guard *g, int fd, struct buf *path, size_t *count, int level,
                  struct abx_error *err)
 {
     autodir struct dir d = DIR_INIT;
     if (level >= MAX_LEVELS)
-        return abx_fail(err, E_PATH_DENIED, 0, "the tree is too deep to be checked against the policy");
+        return abx_fail(err, E_PATH_DENIED, 0,
+                        "the tree is too deep to be checked against the policy");
     if (dir_read(&d, fd, NULL, NULL) < 0)
         return fail_at(err, errno, path);
     size_t base = path->len;
@@ -52,7 +54,8 @@ static int judge(const struct guard *g, int fd, struct buf *path, size_t *count,
             continue;
         autoclose int sub = openat(fd, dir_name(&d, i), ENTER);
         if (sub < 0 && errno != ENOENT)
-            return abx_fail(err, E_PATH_DENIED, errno, "the tree can't be checked against the policy");
+            return abx_fail(err, E_PATH_DENIED, errno,
+                            "the tree can't be checked against the policy");
         if (sub >= 0 && judge(g, sub, path, count, level + 1, err) < 0)
             return -1;
     }
@@ -77,11 +80,13 @@ int tree_check_denied(const struct guard *g, int dirfd, const char *name, const 
     return judge(g, fd, &path, &count, 0, err);
 }
 
-/* --- removing ------------------------------------------------------------------------------------ */
+/* --- removing ------------------------------------------------------------------------------------
+ */
 
 static int empty_out(int fd, int top, struct buf *path, int level, struct abx_error *err);
 
-static int remove_dir(int fd, const char *name, int top, struct buf *path, int level, struct abx_error *err)
+static int remove_dir(int fd, const char *name, int top, struct buf *path, int level,
+                      struct abx_error *err)
 {
     if (level >= MAX_LEVELS) {
         char hidden[40] = ".abx-delete-";
@@ -90,7 +95,8 @@ static int remove_dir(int fd, const char *name, int top, struct buf *path, int l
             return fail_at(err, errno, path);
         return 0; /* the top is read again until it is empty */
     }
-    /* New entries may come while we remove: a few more rounds, then it is somebody's race to lose. */
+    /* New entries may come while we remove: a few more rounds, then it is somebody's race to lose.
+     */
     for (int round = 0;; round++) {
         if (unlinkat(fd, name, AT_REMOVEDIR) == 0 || errno == ENOENT)
             return 0;
@@ -148,7 +154,8 @@ int tree_remove(int dirfd, const char *name, const char *resolved, struct abx_er
     return remove_one(dirfd, name, S_ISDIR(st.st_mode), -1, &path, 0, err);
 }
 
-/* --- copying ------------------------------------------------------------------------------------- */
+/* --- copying -------------------------------------------------------------------------------------
+ */
 
 static int copy_bytes(int from, int to)
 {
@@ -206,7 +213,8 @@ static int copy_file(int from_fd, const char *name, int to_fd, const char *to_na
     autoclose int from = openat(from_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (from < 0)
         return -1;
-    autoclose int to = openat(to_fd, to_name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    autoclose int to =
+        openat(to_fd, to_name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (to < 0)
         return -1;
     return copy_bytes(from, to);
