@@ -5,6 +5,8 @@
 #include "http/req.h"
 #include "http/ws.h"
 
+struct site;
+
 /* One row of the table. */
 struct route {
     struct endpoint ep;
@@ -12,6 +14,7 @@ struct route {
     void *data; /* custom routes: what their handler needs (req_route_data) */
 };
 const struct route *req_route(const struct req *req);
+struct site *req_site(const struct req *req); /* borrowed: the table and policy this request lives under */
 
 /* The table and the policy compiled for it: immutable, swapped as one by a reload. */
 struct site;

@@ -59,6 +59,12 @@ void req_each_query(const struct req *req, void (*fn)(void *data, const char *na
                     void *data);
 json_t *req_body(const struct req *req); /* borrowed object; {} when there was no body */
 
+/* The body's bytes as they came (EP_MULTIPART with a multipart Content-Type: req_body is {} then). */
+const char *req_body_text(const struct req *req, size_t *ret_len);
+
+/* EP_WS_LATE: 0, or the close code (4001, 4003, 1013) and reason to send right after ws_accept. */
+int req_ws_refusal(const struct req *req, const char **ret_reason);
+
 /* Decoders of common shapes; each fails with E_VALUE "Missing or invalid 'name'" unless said otherwise. */
 bool req_query_bool(const struct req *req, const char *name); /* true, yes, 1 in any case */
 int body_str(const json_t *body, const char *name, const char **ret, size_t *ret_len,
@@ -79,6 +85,7 @@ void req_note_path(struct req *req, const char *path);
 /* Status 200 unless set. Each of these fills resp completely and returns 0, or -1 with err. */
 int resp_json(struct resp *resp, struct abx_error *err, const char *fmt, ...); /* json_pack format */
 int resp_value(struct resp *resp, json_t *value, struct abx_error *err);       /* takes value (NULL: E_NO_MEMORY) */
+int resp_json_text(struct resp *resp, char *text, size_t len);                 /* takes ready JSON (free) */
 int resp_bytes(struct resp *resp, const char *content_type, const void *data, size_t len,
                struct abx_error *err);                                         /* copies */
 int resp_take(struct resp *resp, const char *content_type, char *data, size_t len); /* takes (free) */

@@ -20,6 +20,9 @@ struct ws_options {
     size_t high_mark;      /* ws_full above this many queued bytes; 0 = 64 KiB */
 };
 
+/* Are the headers a handshake? E_BAD_REQUEST. ws_accept asks it too. */
+int ws_check(const struct req *req, struct abx_error *err);
+
 /* Completes the handshake of a WS request (the pipeline has checked the upgrade headers). Answers the
  * request: nothing else may. NULL with err when memory is out (the request is then still open). */
 struct ws *ws_accept(struct req *req, const struct ws_options *opt, const struct ws_ops *ops, void *owner,

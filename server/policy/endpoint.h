@@ -56,7 +56,10 @@ enum endpoint_flags {
     EP_BODY_ON_GET = 1 << 9, /* unused by built-ins */
     EP_UNLISTED = 1 << 10, /* not in the discovery document */
     EP_NO_AUDIT = 1 << 11, /* never in the audit log (health) */
-    EP_MULTIPART = 1 << 12, /* a multipart/form-data body is taken too */
+    EP_MULTIPART = 1 << 12, /* a multipart/form-data body is not parsed as JSON: req_body_text has it */
+    EP_WS_LATE = 1 << 13, /* a refused caller gets the handshake first, then a close code (req_ws_refusal) */
+    EP_QUERY_TOKEN = 1 << 14, /* ?token= counts when there is no credential header */
+    EP_HALF_CLOSE_OK = 1 << 15, /* a client that only closed its sending side has not left */
 };
 
 struct endpoint {

@@ -1,0 +1,323 @@
+/* Listeners, the turn's end, start and stop. */
+
+#include "http/internal.h"
+
+#include "base/log.h"
+#include "base/own.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#define BACKLOG 4096
+#define ACCEPT_TURN 64
+#define ACCEPT_RETRY_MS 100
+
+static void flush_dirty(struct http *h)
+{
+    /* A flush may make others dirty (a drained stream writes on): they go in the same turn. */
+    while (!list_empty(&h->dirty))
+        conn_flush(list_entry(h->dirty.next, struct conn, dirty_link));
+}
+
+static void turn_check(uv_check_t *handle)
+{
+    flush_dirty(handle->data);
+}
+
+static void turn_prepare(uv_prepare_t *handle)
+{
+    flush_dirty(handle->data);
+}
+
+static void listeners_want(struct http *h, int events)
+{
+    list_for_each(it, &h->listeners)
+        io_want(&list_entry(it, struct listener, link)->io, events);
+}
+
+static void accept_again(void *data)
+{
+    struct http *h = data;
+    if (!h->stopping)
+        listeners_want(h, UV_READABLE);
+}
+
+static void stop_deadline(void *data);
+
+static uint32_t or_default(uint32_t value, uint32_t fallback)
+{
+    return value ? value : fallback;
+}
+
+struct http *http_new(const struct http_config *config)
+{
+    struct http *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    h->config = *config;
+    h->config.head_timeout_ms = or_default(config->head_timeout_ms, 30000);
+    h->config.body_timeout_ms = or_default(config->body_timeout_ms, 60000);
+    h->config.idle_timeout_ms = or_default(config->idle_timeout_ms, 120000);
+    h->config.write_timeout_ms = or_default(config->write_timeout_ms, 120000);
+    h->loop = config->loop;
+    list_init(&h->conns);
+    list_init(&h->idle);
+    list_init(&h->dirty);
+    list_init(&h->listeners);
+    list_init(&h->free_reqs);
+    /* Descriptors are kept back for children, files and whatever a request needs. */
+    struct rlimit files = {.rlim_cur = 1024};
+    getrlimit(RLIMIT_NOFILE, &files);
+    size_t spare = files.rlim_cur / 4 > 512 ? 512 : (size_t)files.rlim_cur / 4;
+    h->max_conns = config->max_connections ? config->max_connections : 10240 + 512;
+    if (h->max_conns > files.rlim_cur - spare - 16)
+        h->max_conns = (size_t)files.rlim_cur - spare - 16;
+    h->scratch = malloc(READ_CHUNK);
+    h->limits = limits_new();
+    if (!h->scratch || !h->limits) {
+        limits_free(h->limits);
+        free(h->scratch);
+        free(h);
+        return NULL;
+    }
+    uv_loop_t *uv = loop_uv(h->loop);
+    uv_check_init(uv, &h->check);
+    h->check.data = h;
+    uv_check_start(&h->check, turn_check);
+    uv_prepare_init(uv, &h->prepare);
+    h->prepare.data = h;
+    uv_prepare_start(&h->prepare, turn_prepare);
+    timer_init(&h->accept_retry, h->loop, accept_again, h);
+    timer_init(&h->stop_timer, h->loop, stop_deadline, h);
+    return h;
+}
+
+void http_set_site(struct http *h, struct site *s)
+{
+    struct site *old = h->site;
+    h->site = site_ref(s);
+    site_unref(old);
+}
+
+struct site *http_site(struct http *h)
+{
+    return h->site;
+}
+
+/* Over the cap: the connection that has been idle longest makes room. */
+static bool make_room(struct http *h)
+{
+    if (h->n_conns < h->max_conns)
+        return true;
+    if (list_empty(&h->idle))
+        return false;
+    conn_close(list_entry(h->idle.next, struct conn, idle_link));
+    return true;
+}
+
+static void accept_ready(void *data, int events)
+{
+    struct listener *l = data;
+    struct http *h = l->http;
+    for (int i = 0; i < ACCEPT_TURN; i++) {
+        int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EINTR || errno == ECONNABORTED)
+                continue;
+            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+                /* Not in a busy loop: again soon, or as soon as the oldest idle one is closed. */
+                if (!list_empty(&h->idle)) {
+                    conn_close(list_entry(h->idle.next, struct conn, idle_link));
+                    continue;
+                }
+                listeners_want(h, 0);
+                timer_start(&h->accept_retry, ACCEPT_RETRY_MS);
+            }
+            return;
+        }
+        int one = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (!make_room(h)) {
+            static const char full[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; "
+                                       "charset=utf-8\r\nContent-Length: 90\r\nRetry-After: 1\r\n"
+                                       "Connection: close\r\n\r\n"
+                                       "{\"error\": \"Too many connections\", \"type\": \"RuntimeError\", "
+                                       "\"code\": \"overloaded\"}         ";
+            ssize_t unused = send(fd, full, sizeof full - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+            (void)unused; /* it is closed either way */
+            close(fd);
+            continue;
+        }
+        if (!conn_new(h, fd, l->kind))
+            close(fd);
+    }
+}
+
+static int listen_on(const struct addrinfo *at, int *ret_fd)
+{
+    autoclose int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int one = 1, off = 0;
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) < 0)
+        return -1;
+    if (at->ai_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); /* "::" takes IPv4 too */
+    if (bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0)
+        return -1;
+    *ret_fd = take_fd(&fd);
+    return 0;
+}
+
+int http_listen(struct http *h, const char *host, int port, enum http_port_kind kind, int *ret_port,
+                struct abx_error *err)
+{
+    char service[8];
+    snprintf(service, sizeof service, "%d", port);
+    struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *found;
+    hints.ai_flags |= AI_NUMERICHOST; /* the common case costs no resolver */
+    int rc = getaddrinfo(host, service, &hints, &found);
+    if (rc != 0) {
+        hints.ai_flags &= ~AI_NUMERICHOST;
+        rc = getaddrinfo(host, service, &hints, &found);
+    }
+    if (rc != 0)
+        return abx_fail(err, E_CONFIG, 0, "can't listen on %s port %d: %s", host, port, gai_strerror(rc));
+    int fd = -1, sys = EADDRNOTAVAIL;
+    for (struct addrinfo *at = found; at && fd < 0; at = at->ai_next)
+        if (listen_on(at, &fd) < 0)
+            sys = errno;
+    freeaddrinfo(found);
+    if (fd < 0) {
+        char text[128];
+        return abx_fail(err, E_CONFIG, sys, "can't listen on %s port %d: %s", host, port,
+                        sys == EADDRINUSE ? "the port is in use" : strerror_r(sys, text, sizeof text));
+    }
+    struct sockaddr_storage bound;
+    socklen_t len = sizeof bound;
+    getsockname(fd, (struct sockaddr *)&bound, &len);
+    *ret_port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                  : ((struct sockaddr_in *)&bound)->sin_port);
+    struct listener *l = calloc(1, sizeof *l);
+    if (!l || io_init(&l->io, h->loop, fd, accept_ready, l) != 0) {
+        free(l);
+        close(fd);
+        return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
+    }
+    l->http = h;
+    l->fd = fd;
+    l->kind = kind;
+    list_append(&h->listeners, &l->link);
+    io_want(&l->io, UV_READABLE);
+    return 0;
+}
+
+static void close_listeners(struct http *h)
+{
+    list_for_each_safe(it, &h->listeners) {
+        struct listener *l = list_entry(it, struct listener, link);
+        list_remove(&l->link);
+        io_done(&l->io);
+        close(l->fd);
+        free(l);
+    }
+    timer_stop(&h->accept_retry);
+}
+
+/* Streams that nobody's process feeds end at once; those of running programs get until the middle of the
+ * grace time, so that their exit is still told. */
+static void stop_streams(struct http *h, bool all)
+{
+    for (;;) {
+        struct conn *found = NULL;
+        list_for_each(it, &h->conns) {
+            struct conn *c = list_entry(it, struct conn, link);
+            if (c->stream && c->req && (all || !(c->req->route->ep.flags & EP_EXEC))) {
+                found = c;
+                break;
+            }
+        }
+        if (!found)
+            return;
+        stream_stop(found->stream);
+    }
+}
+
+static void stop_deadline(void *data)
+{
+    struct http *h = data;
+    if (h->stop_rest_ms > 0) {
+        stop_streams(h, true);
+        timer_start(&h->stop_timer, h->stop_rest_ms);
+        h->stop_rest_ms = 0;
+        return;
+    }
+    while (!list_empty(&h->conns))
+        conn_close(list_entry(h->conns.next, struct conn, link));
+}
+
+static void stopped_already(void *data)
+{
+    struct http *h = data;
+    if (h->n_conns == 0 && h->stopped) {
+        void (*fn)(void *data) = h->stopped;
+        h->stopped = NULL;
+        timer_stop(&h->stop_timer);
+        fn(h->stopped_data);
+    }
+}
+
+void http_stop(struct http *h, uint32_t grace_ms, void (*stopped)(void *data), void *data)
+{
+    h->stopping = true;
+    h->stopped = stopped;
+    h->stopped_data = data;
+    close_listeners(h);
+    while (!list_empty(&h->idle))
+        conn_close(list_entry(h->idle.next, struct conn, idle_link));
+    stop_streams(h, false);
+    list_for_each(it, &h->conns) {
+        struct conn *c = list_entry(it, struct conn, link);
+        if (c->ws)
+            ws_stop(c->ws);
+    }
+    h->stop_rest_ms = grace_ms - grace_ms / 2;
+    timer_start(&h->stop_timer, grace_ms / 2);
+    loop_post(h->loop, stopped_already, h);
+}
+
+static void forget_handle(uv_handle_t *handle)
+{
+}
+
+void http_free(struct http *h)
+{
+    if (!h)
+        return;
+    h->stopping = true;
+    h->stopped = NULL;
+    close_listeners(h);
+    while (!list_empty(&h->conns))
+        conn_close(list_entry(h->conns.next, struct conn, link));
+    list_for_each_safe(it, &h->free_reqs) {
+        struct req *r = list_entry(it, struct req, link);
+        arena_done(&r->arena);
+        buf_done(&r->head);
+        buf_done(&r->body_text);
+        buf_done(&r->resp.headers);
+        free(r);
+    }
+    timer_done(&h->stop_timer);
+    uv_close((uv_handle_t *)&h->check, forget_handle);
+    uv_close((uv_handle_t *)&h->prepare, forget_handle);
+    uv_run(loop_uv(h->loop), UV_RUN_NOWAIT);
+    site_unref(h->site);
+    limits_free(h->limits);
+    buf_done(&h->outbuf);
+    free(h->scratch);
+    free(h);
+}
