@@ -1,0 +1,370 @@
+#include "cli/cli.h"
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/num.h"
+#include "base/own.h"
+#include "routes/app.h"
+#include "routes/table.h"
+
+#include <arpa/inet.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#define STOP_GRACE_MS 3500  /* connections; the whole stop stays below 5 s */
+#define CHILD_GRACE_MS 1000 /* between TERM and KILL */
+#define MAX_DESCRIPTORS 65536
+
+extern char **environ;
+
+static const char usage[] = "abx-server serve [--host HOST] [--port PORT] [--commands FILE] [OPTIONS]";
+static const char help[] =
+    "usage: abx-server serve [OPTIONS]\n"
+    "\n"
+    "Runs the server until SIGTERM or SIGINT.\n"
+    "\n"
+    "  --host HOST       address to listen on (0.0.0.0; \"::\" takes IPv4 and IPv6)\n"
+    "  --port PORT       HTTP port (9000)\n"
+    "  --pty-port PORT   terminal WebSocket port (ABX_PTY_PORT, else 9001)\n"
+    "  --commands FILE   the template's commands: a .so, or a .c that is compiled first; repeatable\n"
+    "  --reload          load the commands and the policy again when their files change\n"
+    "  --policy FILE     policy, JSON or YAML (ABX_SERVER_POLICY, ABX_SERVER_POLICY_FILE,\n"
+    "                    /etc/agent-sandbox/server-policy.json)\n"
+    "  --preset NAME     default, transfer-only, read-only, hardened, locked\n"
+    "  --base-dir DIR    the only directory that files may be in (ABX_SERVER_BASE_DIR, else /home/user)\n"
+    "\n"
+    "ABX_SERVER_TOKEN: the token that every request must then bring (X-Access-Token or bearer).\n"
+    "ABX_SERVER_ENABLED_GROUPS: opt-in groups to turn on (dev_tools, browser, agents).\n";
+
+struct settings {
+    const char *host, *base_dir;
+    long port, pty_port;
+    struct policy_source policy;
+    char **commands;
+    size_t n_commands;
+    bool reload;
+};
+
+struct server {
+    struct app app;
+    struct settings settings;
+    uv_signal_t signals[3];
+    int stops_left; /* of the two parts of a stop that are still running */
+    bool stopping;
+};
+
+/* --- options --------------------------------------------------------------------------------------- */
+
+static const struct option options[] = {
+    {"host", required_argument, NULL, 'H'},     {"port", required_argument, NULL, 'p'},
+    {"pty-port", required_argument, NULL, 'P'}, {"commands", required_argument, NULL, 'c'},
+    {"policy", required_argument, NULL, 'y'},   {"preset", required_argument, NULL, 's'},
+    {"base-dir", required_argument, NULL, 'b'}, {"reload", no_argument, NULL, 'r'},
+    {"help", no_argument, NULL, 'h'},           {0}};
+
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, struct settings *s)
+{
+    const char *pty = getenv("ABX_PTY_PORT");
+    int64_t n;
+    s->host = "0.0.0.0";
+    s->port = 9000;
+    s->pty_port = pty && num_parse(pty, 1, 65535, &n) == 0 ? (long)n : 9001;
+    s->commands = calloc((size_t)argc + 1, sizeof *s->commands);
+    if (!s->commands)
+        return EXIT_FAILED;
+    for (int c; (c = cli_option(argc, argv, options, usage)) != -1;) {
+        switch (c) {
+        case 'H':
+            s->host = optarg;
+            break;
+        case 'p':
+            if (cli_number("--port", optarg, 1, 65535, &s->port) < 0)
+                return EXIT_USAGE;
+            break;
+        case 'P':
+            if (cli_number("--pty-port", optarg, 1, 65535, &s->pty_port) < 0)
+                return EXIT_USAGE;
+            break;
+        case 'c':
+            s->commands[s->n_commands++] = optarg;
+            break;
+        case 'y':
+            s->policy.file = optarg;
+            break;
+        case 's':
+            s->policy.preset = optarg;
+            break;
+        case 'b':
+            s->base_dir = optarg;
+            break;
+        case 'r':
+            s->reload = true;
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return EXIT_OK;
+        default:
+            return EXIT_USAGE;
+        }
+    }
+    return -1;
+}
+
+/* --- start ------------------------------------------------------------------------------------------ */
+
+static int fail(const char *what, const struct abx_error *err)
+{
+    fprintf(stderr, "%s: %s\n", what, err->message);
+    return EXIT_FAILED;
+}
+
+static char *absolute(const char *path)
+{
+    if (path[0] == '/')
+        return strdup(path);
+    char cwd[PATH_MAX];
+    char *out = NULL;
+    if (!getcwd(cwd, sizeof cwd) || asprintf(&out, "%s/%s", cwd, path) < 0)
+        return NULL;
+    return out;
+}
+
+/* Where state that outlives the server goes: ABX_STATE_DIR, else the XDG place. */
+static char *state_dir(void)
+{
+    const char *own = getenv("ABX_STATE_DIR"), *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    char *out = NULL;
+    int rc;
+    if (own && own[0] == '/')
+        return strdup(own);
+    if (xdg && xdg[0] == '/')
+        rc = asprintf(&out, "%s/abx-server", xdg);
+    else if (home && home[0] == '/')
+        rc = asprintf(&out, "%s/.local/state/abx-server", home);
+    else
+        rc = asprintf(&out, "/tmp/abx-server-%u", (unsigned)getuid());
+    return rc < 0 ? NULL : out;
+}
+
+static void raise_descriptors(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return;
+    rlim_t want = files.rlim_max < MAX_DESCRIPTORS ? files.rlim_max : MAX_DESCRIPTORS;
+    if (files.rlim_cur < want) {
+        files.rlim_cur = want;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+}
+
+/* Which terminal endpoint is on? Without any the port stays closed. */
+static bool terminal_wanted(struct site *site)
+{
+    for (size_t i = 0; i < site_route_count(site); i++) {
+        const struct rule *r = policy_rule(site_policy(site), i);
+        if (r->endpoint->group == G_TERMINAL && r->enabled)
+            return true;
+    }
+    return false;
+}
+
+static int build_site(struct server *s, struct policy_doc *doc, struct site **ret, struct abx_error *err)
+{
+    const struct route *routes[ROUTE_COUNT];
+    const struct endpoint *endpoints[ROUTE_COUNT];
+    for (size_t i = 0; i < ROUTE_COUNT; i++) {
+        routes[i] = &builtin_routes[i];
+        endpoints[i] = &builtin_routes[i].ep;
+    }
+    struct policy_inputs in = {.doc = doc,
+                               .endpoints = endpoints,
+                               .n_endpoints = ROUTE_COUNT,
+                               .enabled_groups = getenv("ABX_SERVER_ENABLED_GROUPS"),
+                               .base_dir = s->app.base_dir};
+    struct policy *policy;
+    if (policy_compile(&in, &policy, err) < 0)
+        return -1;
+    int rc = site_new(routes, ROUTE_COUNT, policy, NULL, NULL, ret, err);
+    policy_unref(policy);
+    return rc;
+}
+
+static void print_lint(struct policy *policy)
+{
+    autojson json_t *warnings = policy_lint(policy, NULL);
+    size_t i;
+    json_t *text;
+    json_array_foreach(warnings, i, text) fprintf(stderr, "policy lint: %s\n", json_string_value(text));
+}
+
+static bool is_loopback(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, host, &v4) == 1)
+        return (ntohl(v4.s_addr) >> 24) == 127;
+    if (inet_pton(AF_INET6, host, &v6) == 1)
+        return IN6_IS_ADDR_LOOPBACK(&v6);
+    return strcmp(host, "localhost") == 0;
+}
+
+static void wipe_token(struct policy_doc *doc)
+{
+    char *token = getenv("ABX_SERVER_TOKEN");
+    (void)doc;
+    if (token)
+        explicit_bzero(token, strlen(token));
+}
+
+/* Everything before the first request. -1: running; else the exit status. */
+static int start(struct server *s)
+{
+    struct app *app = &s->app;
+    struct settings *set = &s->settings;
+    struct abx_error err;
+
+    app->started_ns = mono_ns();
+    app->started_at = wall_seconds();
+    app->commands = set->commands;
+    app->reload = set->reload;
+    app->host = set->host;
+    if (set->base_dir && setenv("ABX_SERVER_BASE_DIR", set->base_dir, 1) < 0)
+        return EXIT_FAILED;
+    const char *base = getenv("ABX_SERVER_BASE_DIR");
+    app->base_dir = absolute(base && *base ? base : "/home/user");
+    app->state_dir = state_dir();
+    if (!app->base_dir || !app->state_dir)
+        return EXIT_FAILED;
+
+    struct policy_doc *doc;
+    if (policy_doc_resolve(&set->policy, &doc, &err) < 0)
+        return fail("policy error", &err);
+    if (policy_doc_add_server_token(doc, getenv("ABX_SERVER_TOKEN"), &err) < 0) {
+        policy_doc_free(doc);
+        return fail("policy error", &err);
+    }
+    app->loop = loop_new();
+    app->spawner = app->loop ? spawner_new(app->loop) : NULL; /* before the limit is raised: it keeps the old one */
+    if (!app->spawner) {
+        policy_doc_free(doc);
+        fputs("abx-server: can't set up the event loop\n", stderr);
+        return EXIT_FAILED;
+    }
+    raise_descriptors();
+
+    struct site *site;
+    if (build_site(s, doc, &site, &err) < 0) {
+        policy_doc_free(doc);
+        return fail("configuration error", &err);
+    }
+    app->env = env_new(environ, policy_doc_token_envs(doc));
+    wipe_token(doc);
+    policy_doc_free(doc);
+    print_lint(site_policy(site));
+
+    app->http = http_new(&(struct http_config){
+        .loop = app->loop, .app = app, .server_name = "abx-server/" ABX_VERSION_STRING});
+    if (!app->env || !app->http) {
+        site_unref(site);
+        fputs("abx-server: out of memory\n", stderr);
+        return EXIT_FAILED;
+    }
+    http_set_site(app->http, site);
+    bool terminal = terminal_wanted(site), tokens = policy_has_tokens(site_policy(site));
+    site_unref(site);
+    if (http_listen(app->http, set->host, (int)set->port, HTTP_PORT_MAIN, &app->port, &err) < 0)
+        return fail("abx-server", &err);
+    if (terminal &&
+        http_listen(app->http, set->host, (int)set->pty_port, HTTP_PORT_PTY, &app->pty_port, &err) < 0)
+        return fail("abx-server", &err);
+#define SERVICE(name)                                                                              \
+    if (name##_service_start(app, &err) < 0)                                                       \
+        return fail("abx-server: " #name, &err);
+#include "routes/services.def"
+#undef SERVICE
+#ifndef __SANITIZE_ADDRESS__ /* its leak check attaches to the process */
+    if (tokens)
+        prctl(PR_SET_DUMPABLE, 0); /* other users' children can't look into our memory */
+#endif
+    if (!tokens && !is_loopback(set->host))
+        log_warn("listening on %s without a token: anybody who reaches port %d controls this sandbox", set->host,
+                 app->port);
+    log_info("abx-server %s on http://%s:%d, base directory %s", ABX_VERSION_STRING, set->host, app->port,
+             app->base_dir);
+    return -1;
+}
+
+/* --- stop --------------------------------------------------------------------------------------------- */
+
+static void part_stopped(void *data)
+{
+    struct server *s = data;
+    if (--s->stops_left == 0)
+        uv_stop(loop_uv(s->app.loop));
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct server *s = handle->data;
+    if (s->stopping) /* asked twice: now */
+        _exit(128 + number);
+    s->stopping = true;
+    s->stops_left = 2;
+    log_info("stopping on signal %d", number);
+    spawner_stop(s->app.spawner, CHILD_GRACE_MS, part_stopped, s);
+    http_stop(s->app.http, STOP_GRACE_MS, part_stopped, s);
+}
+
+static void watch_signals(struct server *s)
+{
+    static const int numbers[ARRAY_LEN(s->signals)] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
+        uv_signal_init(loop_uv(s->app.loop), &s->signals[i]);
+        s->signals[i].data = s;
+        uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+        uv_unref((uv_handle_t *)&s->signals[i]);
+    }
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* Services in reverse order of services.def. */
+static void stop_services(struct app *app)
+{
+    static void (*const stops[])(struct app *) = {
+#define SERVICE(name) name##_service_stop,
+#include "routes/services.def"
+#undef SERVICE
+    };
+    for (size_t i = ARRAY_LEN(stops); i-- > 0;)
+        stops[i](app);
+}
+
+int cli_serve(int argc, char **argv)
+{
+    static struct server s; /* lives as long as the process */
+    int status = parse_options(argc, argv, &s.settings);
+    if (status >= 0)
+        return status;
+    log_start();
+    status = start(&s);
+    if (status >= 0)
+        return status;
+    watch_signals(&s);
+    uv_run(loop_uv(s.app.loop), UV_RUN_DEFAULT);
+    http_free(s.app.http);
+    stop_services(&s.app);
+    spawner_free(s.app.spawner);
+    loop_free(s.app.loop);
+    env_free(s.app.env);
+    free(s.settings.commands);
+    free((char *)s.app.base_dir);
+    free((char *)s.app.state_dir);
+    log_stop();
+    return EXIT_OK;
+}
