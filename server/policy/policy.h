@@ -93,6 +93,8 @@ struct policy_inputs {
     const char *base_dir;                /* absolute: what --base-dir / environment / default say */
     int8_t code_groups[GROUP_COUNT];     /* a commands file: 1 on, -1 off, 0 not mentioned */
     const char *(*getenv)(const char *name);
+    const struct policy *previous;       /* a reload: the policy in force, or NULL. Its hashes serve token_env
+                                            names again, whose values are wiped from the environment */
 };
 /* Errors: E_CONFIG (unknown endpoint, knob not applicable, token_env unset, broken command pattern, ...). */
 int policy_compile(const struct policy_inputs *in, struct policy **ret, struct abx_error *err);
