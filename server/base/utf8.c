@@ -28,9 +28,7 @@ static unsigned lead_info(unsigned char lead, unsigned char *low, unsigned char 
     return 0;
 }
 
-/* Looks at one sequence at p. Returns its length when whole and good; 0 when the input ends inside a
- * good beginning (*used = what is there); -1 when bad (*used = the maximal bad part, at least 1). */
-static int sequence(const unsigned char *p, size_t len, size_t *used)
+int utf8_sequence(const unsigned char *p, size_t len, size_t *used)
 {
     if (p[0] < 0x80) {
         *used = 1;
@@ -83,7 +81,7 @@ void utf8_decode(struct utf8_decoder *d, const void *data, size_t len, struct bu
         memcpy(joined, d->tail, d->len);
         joined[d->len] = *p;
         size_t used;
-        int r = sequence(joined, d->len + 1u, &used);
+        int r = utf8_sequence(joined, d->len + 1u, &used);
         if (r > 0) {
             buf_add(out, joined, used);
             d->len = 0;
@@ -106,7 +104,7 @@ void utf8_decode(struct utf8_decoder *d, const void *data, size_t len, struct bu
         if (len == 0)
             break;
         size_t used;
-        int r = sequence(p, len, &used);
+        int r = utf8_sequence(p, len, &used);
         if (r == 0) {
             memcpy(d->tail, p, used);
             d->len = (uint8_t)used;
@@ -133,7 +131,7 @@ bool utf8_valid(const void *data, size_t len)
     const unsigned char *p = data;
     while (len > 0) {
         size_t used = ascii_run(p, len);
-        if (used == 0 && sequence(p, len, &used) <= 0)
+        if (used == 0 && utf8_sequence(p, len, &used) <= 0)
             return false;
         p += used;
         len -= used;
@@ -161,7 +159,7 @@ size_t utf8_floor(const char *data, size_t len)
         if ((c & 0xC0) == 0x80)
             continue;
         size_t used;
-        if (c >= 0xC0 && sequence(p + len - back, back, &used) == 0)
+        if (c >= 0xC0 && utf8_sequence(p + len - back, back, &used) == 0)
             return len - back;
         break;
     }

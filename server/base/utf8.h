@@ -27,3 +27,7 @@ size_t utf8_floor(const char *data, size_t len);
 
 /* Reads one code point at s (valid UTF-8); returns the bytes used. */
 size_t utf8_next(const char *s, uint32_t *ret_cp);
+
+/* Looks at the one sequence at p (len >= 1). Returns its length when whole and good; 0 when the input ends
+ * inside a good beginning (*used = what is there); -1 when bad (*used = the maximal bad part, >= 1). */
+int utf8_sequence(const unsigned char *p, size_t len, size_t *used);

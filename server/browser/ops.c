@@ -755,10 +755,8 @@ static void step_screenshot(struct op *op)
         op->height = ctx->height;
     }
     /* The picture is cut where it would take too much memory. */
-    double most = MAX_PIXEL_HEIGHT / ctx->scale;
-    double by_area = MAX_PIXELS / (ctx->scale * ctx->scale) / (op->width > 1 ? op->width : 1);
-    if (most > by_area)
-        most = by_area;
+    double most = fmin(MAX_PIXEL_HEIGHT / ctx->scale,
+                       MAX_PIXELS / (ctx->scale * ctx->scale) / fmax(op->width, 1));
     if (op->height > most) {
         op->height = floor(most);
         op->still = true;
