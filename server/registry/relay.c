@@ -1,5 +1,6 @@
 #include "base/json.h"
 #include "base/num.h"
+#include "base/own.h"
 #include "base/utf8.h"
 #include "registry/spec.h"
 

@@ -35,6 +35,7 @@ enum wire_type {
     W_RESOLVE,     /* u32 op; text path */
     W_LOG,         /* u32 level; text; call id 0: none */
     W_DRAIN,       /* text why: please replace me */
+    W_ENDED,       /* a cancelled call has returned: its thread is free again */
 };
 
 /* W_CALL: u32 index of the command or route (in order of registration), u32 flags; text request id, identity,

@@ -359,7 +359,10 @@ static void run_next(void)
         pool.queue_end = &pool.queue;
     pool.queued--;
     pool.taken++;
-    if (atomic_load(&c->cancelled)) {
+    if (atomic_load(&c->cancelled)) { /* before it began */
+        pthread_mutex_lock(&pool.out_lock);
+        (void)wire_end(&pool.out, wire_begin(&pool.out, W_ENDED, c->id)); /* lost: counted as stuck */
+        pthread_mutex_unlock(&pool.out_lock);
         free_call(c);
         return;
     }
@@ -381,13 +384,14 @@ static void run_next(void)
     if (result != 0 && c->answer != ANSWER_ERROR)
         call_fail(c, 500, "RuntimeError", "", "the command failed without saying why", "");
 
-    if (!atomic_load(&c->cancelled)) {
-        pthread_mutex_lock(&pool.out_lock);
+    pthread_mutex_lock(&pool.out_lock);
+    if (atomic_load(&c->cancelled))
+        (void)wire_end(&pool.out, wire_begin(&pool.out, W_ENDED, c->id)); /* lost: counted as stuck */
+    else
         call_answer(c, &pool.out);
-        if (pool.out.len >= FLUSH_BYTES)
-            flush_locked();
-        pthread_mutex_unlock(&pool.out_lock);
-    }
+    if (pool.out.len >= FLUSH_BYTES)
+        flush_locked();
+    pthread_mutex_unlock(&pool.out_lock);
     pthread_mutex_lock(&pool.lock);
     for (struct call **at = &pool.running; *at; at = &(*at)->next)
         if (*at == c) {
