@@ -5,6 +5,7 @@
 #include "base/num.h"
 #include "base/own.h"
 #include "routes/app.h"
+#include "routes/commands.h"
 #include "routes/table.h"
 
 #include <arpa/inet.h>
@@ -52,6 +53,8 @@ struct settings {
 struct server {
     struct app app;
     struct settings settings;
+    struct policy_doc *doc;
+    struct registry *registry, *next; /* next: being loaded for a reload */
     uv_signal_t signals[3];
     int stops_left; /* of the two parts of a stop that are still running */
     bool stopping;
@@ -174,25 +177,92 @@ static bool terminal_wanted(struct site *site)
     return false;
 }
 
-static int build_site(struct server *s, struct policy_doc *doc, struct site **ret, struct abx_error *err)
+/* The environment that children get, before anything is wiped: made of a copy of the block. */
+static struct env_map *copy_environment(const struct policy_doc *doc)
 {
-    const struct route *routes[ROUTE_COUNT];
-    const struct endpoint *endpoints[ROUTE_COUNT];
-    for (size_t i = 0; i < ROUTE_COUNT; i++) {
-        routes[i] = &builtin_routes[i];
-        endpoints[i] = &builtin_routes[i].ep;
-    }
-    struct policy_inputs in = {.doc = doc,
-                               .endpoints = endpoints,
-                               .n_endpoints = ROUTE_COUNT,
+    size_t n = 0;
+    while (environ[n])
+        n++;
+    char **copy = calloc(n + 1, sizeof *copy);
+    struct env_map *map = NULL;
+    bool whole = copy != NULL;
+    for (size_t i = 0; whole && i < n; i++)
+        whole = (copy[i] = strdup(environ[i])) != NULL;
+    if (whole)
+        map = env_new(copy, policy_doc_token_envs(doc));
+    for (size_t i = 0; copy && i < n; i++)
+        free(copy[i]);
+    free(copy);
+    return map;
+}
+
+/* Hosts start at once and load while the rest goes on. */
+static int start_registry(struct server *s, struct registry **ret, struct abx_error *err)
+{
+    struct registry_config config = {
+        .loop = s->app.loop, .spawner = s->app.spawner, .env = s->app.env, .files = s->settings.commands};
+    config.taken = commands_taken(&config.n_taken);
+    return registry_new(&config, ret, err);
+}
+
+static int build_site(struct server *s, struct registry *registry, struct policy *previous, struct site **ret,
+                      struct abx_error *err)
+{
+    struct policy_inputs in = {.doc = s->doc,
                                .enabled_groups = getenv("ABX_SERVER_ENABLED_GROUPS"),
-                               .base_dir = s->app.base_dir};
-    struct policy *policy;
-    if (policy_compile(&in, &policy, err) < 0)
-        return -1;
-    int rc = site_new(routes, ROUTE_COUNT, policy, NULL, NULL, ret, err);
-    policy_unref(policy);
-    return rc;
+                               .base_dir = s->app.base_dir,
+                               .previous = previous};
+    return commands_site(registry, &in, ret, err);
+}
+
+/* --- reload ----------------------------------------------------------------------------------------- */
+
+static void watch_commands(struct server *s);
+
+static void on_reloaded(void *data, const struct abx_error *failure)
+{
+    struct server *s = data;
+    struct registry *fresh = take_ptr(s->next);
+    struct site *site;
+    struct abx_error err;
+    if (failure || s->stopping) {
+        if (failure)
+            log_error("reload: %s; what was loaded before goes on", failure->message);
+        registry_unref(fresh);
+        watch_commands(s);
+        return;
+    }
+    if (build_site(s, fresh, site_policy(http_site(s->app.http)), &site, &err) < 0) {
+        log_error("reload: %s; what was loaded before goes on", err.message);
+        registry_unref(fresh);
+        return;
+    }
+    commands_use(&s->app, fresh);
+    http_set_site(s->app.http, site);
+    site_unref(site);
+    registry_unref(s->registry);
+    s->registry = fresh;
+    watch_commands(s);
+    log_info("reload: the commands are new");
+}
+
+static void on_changed(void *data)
+{
+    struct server *s = data;
+    struct abx_error err;
+    if (s->stopping || s->next)
+        return;
+    if (start_registry(s, &s->next, &err) < 0)
+        log_error("reload: %s; what was loaded before goes on", err.message);
+    else
+        registry_on_loaded(s->next, on_reloaded, s);
+}
+
+static void watch_commands(struct server *s)
+{
+    struct abx_error err;
+    if (s->settings.reload && !s->stopping && registry_watch(s->registry, on_changed, s, &err) < 0)
+        log_warn("reload: %s", err.message);
 }
 
 static void print_lint(struct policy *policy)
@@ -242,35 +312,34 @@ static int start(struct server *s)
     if (!app->base_dir || !app->state_dir)
         return EXIT_FAILED;
 
-    struct policy_doc *doc;
-    if (policy_doc_resolve(&set->policy, &doc, &err) < 0)
+    if (policy_doc_resolve(&set->policy, &s->doc, &err) < 0 ||
+        policy_doc_add_server_token(s->doc, getenv("ABX_SERVER_TOKEN"), &err) < 0)
         return fail("policy error", &err);
-    if (policy_doc_add_server_token(doc, getenv("ABX_SERVER_TOKEN"), &err) < 0) {
-        policy_doc_free(doc);
-        return fail("policy error", &err);
-    }
     app->loop = loop_new();
     app->spawner = app->loop ? spawner_new(app->loop) : NULL; /* before the limit is raised: it keeps the old one */
-    if (!app->spawner) {
-        policy_doc_free(doc);
+    app->env = app->spawner ? copy_environment(s->doc) : NULL;
+    if (!app->env) {
         fputs("abx-server: can't set up the event loop\n", stderr);
         return EXIT_FAILED;
     }
     raise_descriptors();
 
     struct site *site;
-    if (build_site(s, doc, &site, &err) < 0) {
-        policy_doc_free(doc);
-        return fail("configuration error", &err);
+    if (start_registry(s, &s->registry, &err) < 0)
+        return fail("abx-server", &err);
+    if (registry_wait(s->registry, &err) < 0) {
+        (void)fail("abx-server", &err);
+        return registry_exit_status(s->registry);
     }
-    app->env = env_new(environ, policy_doc_token_envs(doc));
-    wipe_token(doc);
-    policy_doc_free(doc);
+    if (build_site(s, s->registry, NULL, &site, &err) < 0)
+        return fail("configuration error", &err);
+    env_free(env_new(environ, policy_doc_token_envs(s->doc))); /* wipes the secrets of our own block */
+    wipe_token(s->doc);
     print_lint(site_policy(site));
 
     app->http = http_new(&(struct http_config){
         .loop = app->loop, .app = app, .server_name = "abx-server/" ABX_VERSION_STRING});
-    if (!app->env || !app->http) {
+    if (!app->http) {
         site_unref(site);
         fputs("abx-server: out of memory\n", stderr);
         return EXIT_FAILED;
@@ -288,6 +357,8 @@ static int start(struct server *s)
         return fail("abx-server: " #name, &err);
 #include "routes/services.def"
 #undef SERVICE
+    commands_use(app, s->registry);
+    watch_commands(s);
 #ifndef __SANITIZE_ADDRESS__ /* its leak check attaches to the process */
     if (tokens)
         prctl(PR_SET_DUMPABLE, 0); /* other users' children can't look into our memory */
@@ -316,6 +387,7 @@ static void on_signal(uv_signal_t *handle, int number)
         _exit(128 + number);
     s->stopping = true;
     s->stops_left = 2;
+    registry_unref(take_ptr(s->next));
     log_info("stopping on signal %d", number);
     spawner_stop(s->app.spawner, CHILD_GRACE_MS, part_stopped, s);
     http_stop(s->app.http, STOP_GRACE_MS, part_stopped, s);
@@ -359,9 +431,12 @@ int cli_serve(int argc, char **argv)
     uv_run(loop_uv(s.app.loop), UV_RUN_DEFAULT);
     http_free(s.app.http);
     stop_services(&s.app);
+    registry_unref(s.registry);
+    uv_run(loop_uv(s.app.loop), UV_RUN_NOWAIT); /* what ends a turn later */
     spawner_free(s.app.spawner);
     loop_free(s.app.loop);
     env_free(s.app.env);
+    policy_doc_free(s.doc);
     free(s.settings.commands);
     free((char *)s.app.base_dir);
     free((char *)s.app.state_dir);
