@@ -388,6 +388,7 @@ static void on_signal(uv_signal_t *handle, int number)
     s->stopping = true;
     s->stops_left = 2;
     registry_unref(take_ptr(s->next));
+    registry_stop(s->registry);
     log_info("stopping on signal %d", number);
     spawner_stop(s->app.spawner, CHILD_GRACE_MS, part_stopped, s);
     http_stop(s->app.http, STOP_GRACE_MS, part_stopped, s);

@@ -53,7 +53,7 @@ struct host {
     char *file, *label, *program;
     struct host_content content;
     struct wire_buf registration; /* as first sent: a restarted host must say the same */
-    bool loaded, freed;
+    bool loaded, stopping, freed;
     void (*on_loaded)(void *owner, const struct abx_error *err, int exit_status);
     void *owner;
     struct host_proc *current, *next;
@@ -254,7 +254,7 @@ static void send_simple(struct host_proc *p, enum wire_type type, uint32_t id, c
 static void replace(struct host_proc *p, const char *why)
 {
     struct host *h = p->host;
-    if (h->freed || h->next || p != h->current)
+    if (h->stopping || h->next || p != h->current)
         return;
     log_warn("commands %s: the command host is replaced: %s", h->label, why);
     start_proc(h, &h->next);
@@ -270,7 +270,7 @@ static void proc_drain(struct host_proc *p)
 /* Ends a draining process once nobody waits for it. */
 static void proc_maybe_done(struct host_proc *p)
 {
-    if (p->state == PROC_DRAINING && p->n_calls == 0 && p->child)
+    if ((p->state == PROC_DRAINING || p->host->stopping) && p->n_calls == 0 && p->child)
         child_kill_group(p->child, SIGKILL);
 }
 
@@ -299,7 +299,7 @@ static void on_call_timeout(void *data)
 
 struct wire_buf *host_call_begin(struct host *h, struct abx_error *err)
 {
-    if (h->freed) {
+    if (h->stopping) {
         abx_fail(err, E_STOPPING, 0, "The server is stopping");
         return NULL;
     }
@@ -805,7 +805,9 @@ static void end_error(const struct host_proc *p, const char *name, struct abx_er
 {
     const char *label = p->host->label;
     fields[0] = 0;
-    if (WIFSIGNALED(p->status)) {
+    if (p->host->stopping) {
+        abx_fail(err, E_STOPPING, 0, "The server is stopping");
+    } else if (WIFSIGNALED(p->status)) {
         int sig = WTERMSIG(p->status);
         const char *abbrev = sigabbrev_np(sig);
         abx_fail(err, E_COMMAND_CRASHED, 0, "The command host of '%s' was killed by signal %d (SIG%s) during '%s'", label,
@@ -832,14 +834,14 @@ static void fail_waiting(struct host *h, const char *why)
 static void on_retry(void *data)
 {
     struct host *h = data;
-    if (!h->freed && !h->current && !h->next)
+    if (!h->stopping && !h->current && !h->next)
         start_proc(h, &h->next);
 }
 
 /* Brings the host back, at once or a little later. */
 static void restart(struct host *h, bool at_once)
 {
-    if (h->freed || !h->loaded || h->current || h->next || timer_running(&h->retry))
+    if (h->stopping || !h->loaded || h->current || h->next || timer_running(&h->retry))
         return;
     if (at_once) {
         h->fails = 0;
@@ -881,7 +883,7 @@ static void on_exited(void *owner, struct child *child, int status)
             log_error("commands %s: %s", h->label, err.message);
             fail_waiting(h, err.message);
         }
-    } else if (was_ready && !h->freed) {
+    } else if (was_ready && !h->stopping) {
         end_error(p, in_flight ? "calls" : "no call", &err, fields);
         log_error("commands %s: %s; it is started again", h->label, err.message);
     }
@@ -903,7 +905,7 @@ static void on_started(void *owner, struct child *child, int sys)
     close(take_fd(&p->child_fd));
     close(take_fd(&p->child_log_fd));
     p->child = child;
-    if (child && (h->freed || p->state == PROC_DRAINING))
+    if (child && (h->stopping || p->state == PROC_DRAINING))
         kill_proc(p);
     if (child)
         return;
@@ -911,7 +913,7 @@ static void on_started(void *owner, struct child *child, int sys)
     abx_fail(&err, E_CONFIG, sys, "cannot start '%s' for commands file '%s': %s", h->program, h->label, strerror(sys));
     if (h->on_loaded) {
         tell_loaded(h, &err, 0);
-    } else if (!h->freed) {
+    } else if (!h->stopping) {
         log_error("%s", err.message);
         fail_waiting(h, strerror(sys));
     }
@@ -1057,10 +1059,22 @@ static void proc_stop(struct host_proc *p)
     kill_proc(p);
 }
 
+void host_stop(struct host *h)
+{
+    h->stopping = true;
+    timer_stop(&h->retry);
+    fail_waiting(h, "the server is stopping");
+    if (h->next)
+        proc_stop(h->next);
+    if (h->current)
+        proc_maybe_done(h->current);
+}
+
 void host_free(struct host *h)
 {
     if (!h)
         return;
+    h->stopping = true;
     h->freed = true;
     h->on_loaded = NULL;
     timer_stop(&h->retry);

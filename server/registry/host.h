@@ -45,6 +45,8 @@ struct host *host_new(const struct host_options *options, const char *file, cons
                       void (*loaded)(void *owner, const struct abx_error *err, int exit_status), void *owner);
 const struct host_content *host_content(const struct host *h);
 const char *host_label(const struct host *h);
+/* No new calls and no new process; each process is ended with its last call. */
+void host_stop(struct host *h);
 /* Calls in flight fail (E_STOPPING), children are killed. The memory goes when they are reaped. */
 void host_free(struct host *h);
 pid_t host_pid(const struct host *h); /* of the current process, 0 when there is none */

@@ -475,6 +475,13 @@ struct registry *registry_ref(struct registry *r)
     return r;
 }
 
+void registry_stop(struct registry *r)
+{
+    for (size_t i = 0; i < r->n_files; i++)
+        if (r->files[i].host)
+            host_stop(r->files[i].host);
+}
+
 static void watch_closed(uv_handle_t *handle)
 {
     free(handle->data);

@@ -11,7 +11,7 @@
  *   4. with --reload: registry_watch calls back when a file has changed; then registry_new again,
  *      registry_on_loaded instead of registry_wait, commands_site, http_set_site. Any failure: log it and
  *      registry_unref the new one; the old one serves on. The old one ends when its last request is done.
- * Stop: registry_unref before spawner_stop.
+ * Stop: registry_stop before spawner_stop, registry_unref at the end.
  *
  * A value of --commands is a shared object, a C source (compiled with $CC or cc into a private
  * directory below $TMPDIR), or a directory: all its .so and .c files in the order of their names. The same real
@@ -40,6 +40,10 @@ struct registry_config {
 int registry_new(const struct registry_config *config, struct registry **ret, struct abx_error *err);
 struct registry *registry_ref(struct registry *r);
 void registry_unref(struct registry *r); /* the last one ends the hosts */
+
+/* The server stops: calls in flight may end within the spawner's grace, new ones are refused (E_STOPPING), and a
+ * host without calls is ended at once. */
+void registry_stop(struct registry *r);
 
 /* Runs the loop until everything is loaded. Start-up only, never from within a loop callback.
  * Errors: E_CONFIG. */

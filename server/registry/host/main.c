@@ -38,6 +38,8 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* what commands print is a log: line by line */
     /* A handler, unlike SIG_IGN, is not inherited by what a command starts. */
     sigaction(SIGPIPE, &(struct sigaction){.sa_handler = ignore}, NULL);
+    /* The server's stop: it ends us when our last call is done, or kills us. */
+    sigaction(SIGTERM, &(struct sigaction){.sa_handler = ignore, .sa_flags = SA_RESTART}, NULL);
     /* Children of ended children come to us, so that none is lost. */
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 
