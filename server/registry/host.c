@@ -24,6 +24,7 @@
 #define LOG_BURST 50        /* lines of what a host prints or logs, */
 #define LOG_PER_SECOND 10   /* and so many more each second; the rest is counted */
 #define LOG_LINE 1000
+#define LOG_RESUME 10       /* after a flood it is quiet until so many lines are allowed again */
 #define MAX_REGISTRATION (16u * MIB)
 
 enum proc_state { PROC_LOADING, PROC_READY, PROC_DRAINING, PROC_ENDED };
@@ -98,7 +99,7 @@ static bool may_log(struct host *h)
         h->log_tokens = h->log_tokens + more > LOG_BURST ? LOG_BURST : h->log_tokens + (uint32_t)more;
         h->log_ms = now;
     }
-    if (!h->log_tokens) {
+    if (!h->log_tokens || (h->log_dropped && h->log_tokens < LOG_RESUME)) {
         h->log_dropped++;
         return false;
     }

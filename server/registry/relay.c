@@ -62,7 +62,13 @@ static bool escape(struct relay *r)
             r->at += 12;
             return true;
         }
-        if (v >= 0x20 && v < 0x7f && v != '"' && v != '\\')
+        static const char shorts[] = "\b\f\n\r\t\"\\", letters[] = "bfnrt\"\\";
+        const char *at = v ? memchr(shorts, v, sizeof(shorts) - 1) : NULL;
+        if (v > 0x7f)
+            at = NULL;
+        if (at)
+            buf_addf(r->out, "\\%c", letters[at - shorts]);
+        else if (v >= 0x20 && v <= 0x7f)
             buf_addc(r->out, (char)v);
         else
             buf_addf(r->out, "\\u%04x", (unsigned)v);
