@@ -806,6 +806,8 @@ static void let_go(struct browser *b, struct target *t)
 static void on_attached(struct browser *b, const json_t *p)
 {
     const json_t *info = json_object_get(p, "targetInfo");
+    if (strcmp(str(info, "type"), "browser") == 0)
+        return; /* a DevTools client's own session */
     struct target *t = calloc(1, sizeof *t);
     if (!t)
         return;

@@ -26,6 +26,8 @@ struct tap {
     size_t n_sessions, cap_sessions;
     char (*contexts)[ID_MAX]; /* browser contexts it made */
     size_t n_contexts, cap_contexts;
+    char (*pages)[ID_MAX]; /* pages it opened */
+    size_t n_pages, cap_pages;
     struct list calls;
 };
 
@@ -35,7 +37,7 @@ struct tap_call {
     struct tap *tap;
     int64_t id;
     char session[ID_MAX]; /* as the client named it; "": the root */
-    bool makes_context;
+    bool makes_context, makes_page;
 };
 
 static bool add_id(char (**list)[ID_MAX], size_t *n, size_t *cap, const char *id, size_t len)
@@ -75,6 +77,7 @@ static void tap_free(struct tap *t)
     list_remove(&t->link);
     free(t->sessions);
     free(t->contexts);
+    free(t->pages);
     free(t);
 }
 
@@ -139,11 +142,14 @@ static void on_answer(void *data, struct cdp_answer *a)
         }
         add_session(&out, call->session);
         buf_addc(&out, '}');
-        if (call->makes_context && a->raw) {
+        if ((call->makes_context || call->makes_page) && a->raw && a->head.result.at) {
             autojson json_t *r = cdp_parse(a->head.result.at, a->head.result.len);
-            const char *id = json_string_value(json_object_get(r, "browserContextId"));
-            if (id)
-                (void)add_id(&t->contexts, &t->n_contexts, &t->cap_contexts, id, strlen(id));
+            const char *context = json_string_value(json_object_get(r, "browserContextId"));
+            const char *page = json_string_value(json_object_get(r, "targetId"));
+            if (context)
+                (void)add_id(&t->contexts, &t->n_contexts, &t->cap_contexts, context, strlen(context));
+            if (page)
+                (void)add_id(&t->pages, &t->n_pages, &t->cap_pages, page, strlen(page));
         }
         deliver(t, &out);
     }
@@ -228,6 +234,8 @@ void tap_message(struct tap *t, const char *text, size_t len)
     if (!*t->root || cdp_scan(text, len, &h) < 0 || !h.method.at || h.id == 0 ||
         memchr(h.method.at, '\\', h.method.len) || memchr(text, '\0', len))
         return; /* as a browser does with what it can't answer */
+    if (h.session.len == 0)
+        h.session.at = NULL; /* some clients write "" for the root */
     if (h.session.at && !owns(t, h.session)) {
         h.session.at = NULL;
         refuse(t, &h, "Session with given id not found.");
@@ -250,6 +258,7 @@ void tap_message(struct tap *t, const char *text, size_t len)
     call->tap = t;
     call->id = h.id;
     call->makes_context = cdp_is(h.method, "Target.createBrowserContext");
+    call->makes_page = cdp_is(h.method, "Target.createTarget");
     if (h.session.at) {
         memcpy(call->session, h.session.at, h.session.len);
         call->session[h.session.len] = '\0';
@@ -349,6 +358,8 @@ void tap_close(struct tap *t)
 {
     struct browser *b = t->b;
     if (b->cdp) {
+        for (size_t i = 0; i < t->n_pages; i++)
+            cdp_send(b->cdp, NULL, "Target.closeTarget", json_pack("{s:s}", "targetId", t->pages[i]), NULL, NULL);
         for (size_t i = 0; i < t->n_contexts; i++)
             cdp_send(b->cdp, NULL, "Target.disposeBrowserContext",
                      json_pack("{s:s}", "browserContextId", t->contexts[i]), NULL, NULL);
