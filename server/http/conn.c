@@ -36,6 +36,11 @@ static struct req *head_req(llhttp_t *p)
     return c->req;
 }
 
+static bool is_token_char(unsigned char ch)
+{
+    return ch > ' ' && ch < 0x7F && !strchr("\"(),/:;<=>?@[\\]{}", ch);
+}
+
 /* Notes why the head is refused and stops the parser. */
 static int head_refuse(struct req *r, enum error_kind kind)
 {
@@ -78,12 +83,17 @@ static int on_field(llhttp_t *p, const char *at, size_t len)
         r->line_start = (uint32_t)r->head.len;
     if (r->head.len - r->line_start + len > MAX_HEADER_LINE)
         return head_refuse(r, E_HEADERS_TOO_LARGE);
+    for (size_t i = 0; i < len; i++)
+        if (!is_token_char((unsigned char)at[i]))
+            return head_refuse(r, E_BAD_REQUEST);
     return head_append(r, at, len);
 }
 
 static int on_field_complete(llhttp_t *p)
 {
     struct req *r = head_req(p);
+    if (r->n_headers >= MAX_HEADERS || r->line_start == 0 || r->head.len == r->line_start)
+        return head_refuse(r, E_BAD_REQUEST); /* a line that begins with a colon */
     r->headers[r->n_headers].name = r->line_start;
     if (head_append(r, "", 1) < 0)
         return -1;
@@ -661,11 +671,6 @@ static size_t take_body(struct conn *c, const char *data, size_t len)
 
 /* --- the head ------------------------------------------------------------------------------------------------ */
 
-static bool is_token_char(unsigned char ch)
-{
-    return ch > ' ' && ch < 0x7F && !strchr("\"(),/:;<=>?@[\\]{}", ch);
-}
-
 /* Why llhttp (or a callback of ours) refused. */
 static enum error_kind head_error(struct conn *c, llhttp_errno_t rc, const char *data, size_t len,
                                   const char **ret_message)
@@ -694,7 +699,7 @@ static enum error_kind head_error(struct conn *c, llhttp_errno_t rc, const char 
         size_t i = 0;
         while (i < len && is_token_char((unsigned char)data[i]))
             i++;
-        if (i > 0 && i < len && data[i] == ' ' && i < 32) {
+        if (i > 0 && i < 32 && (i == len || data[i] == ' ')) {
             *ret_message = "This method is not implemented";
             return E_NOT_IMPLEMENTED;
         }
@@ -724,6 +729,41 @@ static bool has_folding(struct conn *c, const char *data, size_t len)
     return false;
 }
 
+/* Runs llhttp over a piece of a head. A line end that is a bare LF is legal in a head (RFC 9112, 2.2) but
+ * not in llhttp's strict mode: it is given as CR LF. *ret_used: how far it got when it paused. */
+static llhttp_errno_t parse_head(struct conn *c, const char *data, size_t len, size_t *ret_used)
+{
+    size_t at = 0;
+    while (at < len) {
+        const char *from = data + at, *lone = NULL;
+        for (const char *p = from; (p = memchr(p, '\n', (size_t)(data + len - p))); p++) {
+            char before = p > data ? p[-1] : c->last_byte;
+            if (before != '\r') {
+                lone = p;
+                break;
+            }
+        }
+        size_t n = lone ? (size_t)(lone - from) : len - at;
+        llhttp_errno_t rc = llhttp_execute(&c->parser, from, n);
+        if (rc != HPE_OK) {
+            *ret_used = rc == HPE_PAUSED ? (size_t)(llhttp_get_error_pos(&c->parser) - data) : len;
+            return rc;
+        }
+        at += n;
+        if (!lone)
+            break;
+        rc = llhttp_execute(&c->parser, "\r\n", 2);
+        at++;
+        if (rc != HPE_OK) {
+            *ret_used = at;
+            return rc;
+        }
+    }
+    c->last_byte = data[len - 1];
+    *ret_used = len;
+    return HPE_OK;
+}
+
 static size_t take_head(struct conn *c, const char *data, size_t len)
 {
     if (!c->req) {
@@ -741,15 +781,16 @@ static size_t take_head(struct conn *c, const char *data, size_t len)
         list_remove(&c->idle_link);
         llhttp_reset(&c->parser);
         c->after_newline = false;
+        c->last_byte = 0;
         timer_start(&c->deadline, c->http->config.head_timeout_ms);
     }
-    llhttp_errno_t rc = llhttp_execute(&c->parser, data, len);
+    size_t used;
+    llhttp_errno_t rc = parse_head(c, data, len, &used);
     if (rc == HPE_OK) {
         if (has_folding(c, data, len))
             pipeline_bad(c, E_BAD_REQUEST, "Folded header lines are not accepted");
         return len;
     }
-    size_t used = rc == HPE_PAUSED ? (size_t)(llhttp_get_error_pos(&c->parser) - data) : len;
     if (rc != HPE_PAUSED) {
         const char *message;
         enum error_kind kind = head_error(c, rc, data, len, &message);

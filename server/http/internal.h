@@ -89,6 +89,7 @@ struct conn {
     bool keep_alive;
     bool half_closed; /* the peer sends no more */
     bool eof_seen;    /* the same, but what it sent is still to be read */
+    char last_byte;   /* of the head so far */
     bool after_newline; /* the last piece of a head ended in a newline */
     bool reading;     /* conn_read is on the stack */
     bool closed;      /* conn_close was called while it was */

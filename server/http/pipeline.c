@@ -649,6 +649,7 @@ void pipeline_head(struct req *r)
         return;
     }
     if (expect && !r->expect_100 && !r->http10) {
+        c->keep_alive = false; /* whether its body comes is not known */
         refuse(r, E_EXPECTATION, "Only Expect: 100-continue is understood");
         return;
     }

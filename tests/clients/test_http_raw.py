@@ -61,7 +61,7 @@ REFUSED = {
     "bare_cr_in_header": (get("X-A: a\rb\r\n"), {400}),
     "blank_in_path": ("GET /hea lth HTTP/1.1\r\nHost: x\r\n\r\n", {400, 505}),
     "non_ascii_path": ("GET /h\xe9 HTTP/1.1\r\nHost: x\r\n\r\n", {400}),
-    "no_version": ("GET /health\r\nHost: x\r\n\r\n", {400}),
+    "no_version": ("GET /health\r\nHost: x\r\n\r\n", {400, 505}),
     "lower_case_version": ("GET /health http/1.1\r\nHost: x\r\n\r\n", {400, 505}),
     "http_2": ("GET /health HTTP/2.0\r\nHost: x\r\n\r\n", {505}),
     "http_2_preface": ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {505}),
