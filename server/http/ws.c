@@ -303,8 +303,12 @@ static void accept_key(const char *key, char out[32])
 static void ping_due(void *data)
 {
     struct ws *ws = data;
-    if (ws->pong_due) {
+    if (ws->pong_due && conn_pending(ws->conn) == 0) {
         ws_close(ws, 1011, "no pong");
+        return;
+    }
+    if (ws->pong_due) { /* the ping may lie behind what the client is slow to take; writes have their own limit */
+        timer_start(&ws->ping, ws->opt.ping_ms);
         return;
     }
     struct wslay_event_msg msg = {.opcode = WSLAY_PING, .msg = NULL, .msg_length = 0};
