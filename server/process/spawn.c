@@ -79,6 +79,7 @@ struct child {
     uint64_t started_ns;
     int status;
     bool reaped, helper;
+    bool tty; /* has a terminal: interactive shells ignore TERM, so it gets HUP as well */
     bool pinned;      /* a tree job uses the pid */
     bool ended;       /* seen, perhaps not reaped yet because of that job */
     bool terminating; /* a sweep is due at the end */
@@ -581,7 +582,8 @@ static void job_done(void *data)
                             .pidfd = j->pidfd,
                             .io = c->io,
                             .started_ns = j->started_ns,
-                            .helper = j->helper};
+                            .helper = j->helper,
+                            .tty = j->tty != NULL};
         list_append(&s->children, &c->link);
         if (!c->helper)
             s->running++;
@@ -792,6 +794,8 @@ void child_terminate(struct child *c, uint32_t grace_ms)
     if (!first && (!timer_running(&c->kill_timer) || c->kill_timer.due <= mono_ms() + grace_ms))
         return;
     if (first) {
+        if (c->tty)
+            signal_group(c->pid, SIGHUP);
         if (c->pinned || tree_start(c->s, c, SIGTERM, NULL, 0) < 0)
             signal_group(c->pid, SIGTERM);
     }

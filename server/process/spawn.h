@@ -84,7 +84,7 @@ uint64_t child_started_ns(const struct child *c); /* mono_ns at spawn */
 int child_signal(struct child *c, int sig);
 /* The whole group and what descends from it. Never fails visibly. */
 void child_kill_group(struct child *c, int sig);
-/* TERM to the group and what descends from it, KILL after grace_ms unless all of it is gone; what is left
+/* TERM (and HUP, for one with a `tty`) to the group and what descends from it, KILL after grace_ms unless all of it is gone; what is left
  * when the leader has ended gets KILL before `exited` is called. grace_ms 0: KILL at once. A second call
  * can only shorten the grace. */
 void child_terminate(struct child *c, uint32_t grace_ms);

@@ -460,17 +460,7 @@ void pty_delete(struct pty_session *s, void (*done)(void *data), void *data)
     s->deleted = done;
     s->deleted_data = data;
     timer_stop(&s->timer);
-    child_kill_group(s->child, SIGHUP); /* with CONT: a stopped job must see it */
     child_terminate(s->child, GRACE_MS);
-}
-
-void pty_table_hangup(struct pty_table *t)
-{
-    list_for_each_safe(it, &t->sessions) {
-        struct pty_session *s = list_entry(it, struct pty_session, link);
-        if (s->child)
-            child_kill_group(s->child, SIGHUP);
-    }
 }
 
 /* --- the table ------------------------------------------------------------------------------------------ */

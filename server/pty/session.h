@@ -35,8 +35,6 @@ struct pty_viewer;
 struct pty_table *pty_table_new(struct loop *loop, struct spawner *spawner, uint64_t idle_ms);
 /* Forgets all sessions without a call to anybody; viewers must be closed before. NULL is fine. */
 void pty_table_free(struct pty_table *t);
-/* Hangs up every session: at server stop, before the spawner is stopped. */
-void pty_table_hangup(struct pty_table *t);
 
 /* Sessions that are alive or being started. */
 size_t pty_table_alive(const struct pty_table *t);
@@ -70,7 +68,7 @@ void pty_resize(struct pty_session *s, int cols, int rows);
 /* To the job in the foreground, else to the shell's group. */
 void pty_signal(struct pty_session *s, int sig);
 
-/* Unlists the session and ends what runs in it: HUP and CONT, KILL for what is left after a moment. done is
+/* Unlists the session and ends what runs in it: hang-up, and KILL for what is left after a moment. done is
  * called once, when the shell is gone; maybe before this returns. */
 void pty_delete(struct pty_session *s, void (*done)(void *data), void *data);
 
