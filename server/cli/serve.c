@@ -229,7 +229,6 @@ static void on_reloaded(void *data, const struct abx_error *failure)
         if (failure)
             log_error("reload: %s; what was loaded before goes on", failure->message);
         registry_unref(fresh);
-        watch_commands(s);
         return;
     }
     if (build_site(s, fresh, site_policy(http_site(s->app.http)), &site, &err) < 0) {

@@ -71,8 +71,8 @@ struct registry_route {
 size_t registry_route_count(const struct registry *r);
 const struct registry_route *registry_route_at(const struct registry *r, size_t i);
 
-/* --reload: changed is called (once) from the loop some 200 ms after a file or its directory has last changed.
- * Errors: E_OS. */
+/* --reload: changed is called from the loop, each time, some 200 ms after a file or its directory has last changed.
+ * Once per registry. Errors: E_OS. */
 int registry_watch(struct registry *r, void (*changed)(void *data), void *data, struct abx_error *err);
 
 /* What a compiler needs to build a commands file: "-I DIR" of abx/commands.h ("" when it stands in the usual

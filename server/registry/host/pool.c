@@ -586,10 +586,10 @@ static void *monitor(void *arg)
         }
         if (++ticks % 8 == 0)
             check_memory();
+        if ((ticks % 1024 == 0 || quiet == QUIET_TICKS) && count_fds() > pool.base_fds + MAX_FDS)
+            ask_drain("descriptors");
         if (quiet < QUIET_TICKS)
             continue;
-        if (count_fds() > pool.base_fds + MAX_FDS)
-            ask_drain("descriptors");
         pthread_mutex_lock(&pool.lock);
         quiet = 0;
         if (!pool.queue && pool.taken == seen) {
