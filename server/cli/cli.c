@@ -3,6 +3,7 @@
 #include "base/num.h"
 #include "base/own.h"
 #include "policy/policy.h"
+#include "registry/registry.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@ static const char help[] =
     "  check-config   read a policy, show what it means, warn about its traps\n"
     "  version        print the version\n"
     "\n"
+    "abx-server --cflags prints what a compiler needs to build a commands file.\n"
     "abx-server COMMAND --help tells a command's options.\n";
 
 int cli_number(const char *option, const char *text, long min, long max, long *ret)
@@ -88,6 +90,15 @@ static int version(int argc, char **argv)
     return EXIT_OK;
 }
 
+static int cflags(void)
+{
+    autofree char *flags = registry_cflags();
+    if (!flags)
+        return EXIT_FAILED;
+    puts(flags);
+    return EXIT_OK;
+}
+
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -107,6 +118,8 @@ int cli_main(int argc, char **argv)
         fputs(help, stdout);
         return EXIT_OK;
     }
+    if (strcmp(word, "--cflags") == 0)
+        return cflags();
     const char *names[ARRAY_LEN(commands) + 1] = {NULL};
     for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
         if (strcmp(word, commands[i].name) == 0)
