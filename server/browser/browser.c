@@ -403,7 +403,7 @@ void browser_wake(struct browser *b)
 void browser_touch(struct browser *b)
 {
     if (b->state != BROWSER_OFF && !timer_running(&b->idle_timer))
-        timer_start(&b->idle_timer, SWEEP_MS);
+        timer_start(&b->idle_timer, b->idle_ms > 0 && b->idle_ms < SWEEP_MS ? b->idle_ms : SWEEP_MS);
 }
 
 static void context_free(struct context *ctx)
@@ -453,8 +453,7 @@ static void on_idle(void *data)
         browser_down(b, "the browser was idle");
         return;
     }
-    if (b->state != BROWSER_OFF)
-        timer_start(&b->idle_timer, b->idle_ms > 0 && b->idle_ms < SWEEP_MS ? b->idle_ms : SWEEP_MS);
+    browser_touch(b);
 }
 
 /* --- sessions and calls --------------------------------------------------------------------- */

@@ -142,7 +142,9 @@ async function (cmd, a, given) {
             return;
         }
         if (kind === 'text') {
-            findText(root, textTest(body), out, first);
+            const test = textTest(body);
+            findText(root, test, out, first);
+            if (!out.length && root.nodeType === 1 && matchesText(root, test)) out.push(root);
             return;
         }
         const [css, filters] = cssParts(body);

@@ -1241,5 +1241,9 @@ void op_start(struct op *op)
     timer_init(&op->deadline, ctx->b->loop, on_deadline, op);
     timer_init(&op->nap, ctx->b->loop, on_nap, op);
     timer_start(&op->deadline, (uint64_t)op->call.timeout_ms);
+    if (ctx->covered) {
+        ctx->covered = false;
+        tell(op, "Page.bringToFront", NULL);
+    }
     op->step(op);
 }

@@ -408,8 +408,8 @@ static void set_up(struct context *ctx, struct target *t)
     tell(ctx, "Log.enable", NULL);
     tell(ctx, "Inspector.enable", NULL);
     tell(ctx, "Emulation.setFocusEmulationEnabled", json_pack("{s:b}", "enabled", 1));
-    ctx->guarded = must_intercept(ctx->b);
-    if (ctx->guarded) {
+    ctx->covered = false;
+    if (must_intercept(ctx->b)) {
         intercept(ctx->b, ctx->session);
         tell(ctx, "Target.setAutoAttach",
              json_pack("{s:b, s:b, s:b}", "autoAttach", 1, "waitForDebuggerOnStart", 1, "flatten", 1));
@@ -818,6 +818,12 @@ static void on_attached(struct browser *b, const json_t *p)
     t->page = strcmp(str(info, "type"), "page") == 0;
     t->waiting = true;
     list_append(&b->targets, &t->link);
+    list_for_each(it, &b->contexts)
+    {
+        struct context *c = list_entry(it, struct context, link);
+        if (t->page && (!*c->browser_context || strcmp(c->browser_context, t->context) == 0))
+            c->covered = true;
+    }
     struct target *opener = find_target(b, t->opener);
     struct context *ctx = context_of_page(b, t->opener);
     if (!ctx && opener)

@@ -41,7 +41,7 @@ struct target {
     struct list link;
     char id[ID_MAX], session[ID_MAX], context[ID_MAX], opener[ID_MAX];
     struct context *popup_of;
-    bool page, waiting;
+    bool page, waiting; /* waiting: not let run by us yet */
 };
 
 enum page_state { PAGE_NONE, PAGE_OPENING, PAGE_READY, PAGE_FIXING };
@@ -72,7 +72,6 @@ struct context {
     bool terminated;         /* fixing: its scripts have been stopped */
     unsigned opening;        /* counts openings: an answer to an older one is dropped */
     int64_t world;           /* execution context of our scripts; 0: none yet */
-    bool guarded;            /* Fetch.enable is on */
 
     char loader[ID_MAX], url[512];
     bool dom_ready, loaded;
@@ -85,11 +84,10 @@ struct context {
     struct request_id *requests;
     size_t n_requests, cap_requests;
     uint64_t quiet_since;
-    bool dialog_open;
+    bool covered;            /* another page was opened in its window: it draws nothing until it is in front */
 
     int width, height;
     double scale;
-    bool viewport_set;
 
     struct list queue;
     size_t n_queue;

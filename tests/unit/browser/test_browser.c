@@ -1,4 +1,5 @@
 #include "base/own.h"
+#include "browser/browser.h"
 #include "browser/cdp.h"
 #include "browser/chrome.h"
 #include "browser/keys.h"
@@ -470,6 +471,16 @@ START_TEST(only_an_executable_file_is_a_browser)
 }
 END_TEST
 
+START_TEST(session_names_are_plain_words)
+{
+    ck_assert(browser_session_valid(""));
+    ck_assert(browser_session_valid("a-B_9."));
+    ck_assert(!browser_session_valid("a b"));
+    ck_assert(!browser_session_valid("\xc3\xa4"));
+    ck_assert(!browser_session_valid("0123456789012345678901234567890123456789012345678901234567890123x"));
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("browser");
@@ -490,6 +501,7 @@ int main(void)
     tcase_add_test(t, keys_carry_code_text_and_modifiers);
     tcase_add_test(t, only_judged_addresses_are_reached);
     tcase_add_test(t, only_an_executable_file_is_a_browser);
+    tcase_add_test(t, session_names_are_plain_words);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
