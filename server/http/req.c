@@ -55,7 +55,6 @@ static void req_free(struct req *r)
         arena_done(&r->arena);
         buf_done(&r->head);
         buf_done(&r->body_text);
-        buf_done(&r->resp.headers);
         free(r);
         return;
     }
