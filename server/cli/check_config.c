@@ -1,45 +1,28 @@
-#include "cli/check_config.h"
+/* check-config: reads the policy that `serve` would use, and says what it means. Exit: 0 fine, 1 invalid policy,
+ * 2 usage error or warnings with --strict, 3 --explain answers no. */
+
+#include "cli/cli.h"
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/own.h"
 #include "policy/policy.h"
-#include "routes/table.h"
+#include "routes/commands.h"
 
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 
-struct options {
-    const char *policy, *preset, *explain, *path, *scopes, *op;
-    bool json, strict;
-};
+enum { EXIT_WARNINGS = 2, EXIT_NOT_ALLOWED = 3 };
 
-enum option_id { OPT_POLICY = 1, OPT_PRESET, OPT_JSON, OPT_STRICT, OPT_EXPLAIN, OPT_PATH, OPT_SCOPES,
-                 OPT_OP, OPT_HELP };
-
-static const struct option long_options[] = {
-    {"policy", required_argument, NULL, OPT_POLICY},
-    {"preset", required_argument, NULL, OPT_PRESET},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"strict", no_argument, NULL, OPT_STRICT},
-    {"explain", required_argument, NULL, OPT_EXPLAIN},
-    {"path", required_argument, NULL, OPT_PATH},
-    {"scopes", required_argument, NULL, OPT_SCOPES},
-    {"op", required_argument, NULL, OPT_OP},
-    {"help", no_argument, NULL, OPT_HELP},
-    {NULL, 0, NULL, 0},
-};
-
-static const char usage_line[] =
-    "usage: abx-server check-config [-h] [--policy FILE] [--preset NAME] [--json] [--strict]\n"
-    "                               [--explain ENDPOINT [--path P] [--scopes a,b] [--op OP]]\n";
-
-static const char help_text[] =
+static const char usage[] = "abx-server check-config [--policy FILE] [--preset NAME] [--explain ENDPOINT] [OPTIONS]";
+static const char help[] =
+    "usage: abx-server check-config [OPTIONS]\n"
     "\n"
     "Reads the policy that `serve` would use, checks it and prints what it means.\n"
     "\n"
     "  --policy FILE       policy file, JSON or YAML (.yaml, .yml)\n"
     "  --preset NAME       default, transfer-only, read-only, hardened or locked\n"
+    "  --commands FILE     the template's commands, whose routes the policy may name; repeatable\n"
     "  --json              print for machines\n"
     "  --strict            exit 2 when there are warnings\n"
     "  --explain ENDPOINT  may this endpoint be called? exit 3 when not\n"
@@ -49,22 +32,21 @@ static const char help_text[] =
     "\n"
     "Exit: 0 fine, 1 invalid, 2 usage error or --strict with warnings, 3 --explain says no.\n";
 
-static int usage_error(const char *what, const char *word)
-{
-    const char *names[ARRAY_LEN(long_options)];
-    const char *bare = word + strspn(word, "-");
-    char name[64];
+static const struct option options[] = {
+    {"policy", required_argument, NULL, 'y'},   {"preset", required_argument, NULL, 's'},
+    {"commands", required_argument, NULL, 'c'}, {"json", no_argument, NULL, 'j'},
+    {"strict", no_argument, NULL, 't'},         {"explain", required_argument, NULL, 'e'},
+    {"path", required_argument, NULL, 'p'},     {"scopes", required_argument, NULL, 'o'},
+    {"op", required_argument, NULL, 'x'},       {"help", no_argument, NULL, 'h'},
+    {0}};
 
-    for (size_t i = 0; i < ARRAY_LEN(long_options); i++)
-        names[i] = long_options[i].name;
-    (void)snprintf(name, sizeof(name), "%.*s", (int)strcspn(bare, "="), bare); /* cut on purpose */
-    const char *near = suggest(name, names);
-    fputs(usage_line, stderr);
-    fprintf(stderr, "abx-server check-config: %s '%s'%s%s%s\n", what, word,
-            near && word[0] == '-' ? " (did you mean '--" : "", near && word[0] == '-' ? near : "",
-            near && word[0] == '-' ? "'?)" : "");
-    return 2;
-}
+struct settings {
+    struct policy_source policy;
+    const char *explain, *path, *scopes, *op;
+    char **commands; /* NULL-terminated */
+    size_t n_commands;
+    bool json, strict;
+};
 
 static bool is_op(const char *op)
 {
@@ -72,53 +54,54 @@ static bool is_op(const char *op)
            strcmp(op, "exec") == 0;
 }
 
-/* 0: go on; else 1 + the exit code. */
-static int parse(int argc, char **argv, struct options *o)
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, struct settings *s)
 {
-    int c;
-
-    optind = 0; /* glibc: start over */
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, "+:h", long_options, NULL)) != -1) {
+    s->commands = calloc((size_t)argc + 1, sizeof(*s->commands));
+    if (!s->commands)
+        return EXIT_FAILED;
+    for (int c; (c = cli_option(argc, argv, options, usage)) != -1;) {
         switch (c) {
-        case OPT_POLICY:
-            o->policy = optarg;
+        case 'y':
+            s->policy.file = optarg;
             break;
-        case OPT_PRESET:
-            o->preset = optarg;
+        case 's':
+            s->policy.preset = optarg;
             break;
-        case OPT_JSON:
-            o->json = true;
+        case 'c':
+            s->commands[s->n_commands++] = optarg;
             break;
-        case OPT_STRICT:
-            o->strict = true;
+        case 'j':
+            s->json = true;
             break;
-        case OPT_EXPLAIN:
-            o->explain = optarg;
+        case 't':
+            s->strict = true;
             break;
-        case OPT_PATH:
-            o->path = optarg;
+        case 'e':
+            s->explain = optarg;
             break;
-        case OPT_SCOPES:
-            o->scopes = optarg;
+        case 'p':
+            s->path = optarg;
             break;
-        case OPT_OP:
-            if (!is_op(optarg))
-                return 1 + usage_error("--op must be read, write, delete or exec, not", optarg);
-            o->op = optarg;
+        case 'o':
+            s->scopes = optarg;
+            break;
+        case 'x':
+            if (!is_op(optarg)) {
+                fprintf(stderr, "usage: %s\nabx-server: --op must be read, write, delete or exec, not '%s'\n",
+                        usage, optarg);
+                return EXIT_USAGE;
+            }
+            s->op = optarg;
             break;
         case 'h':
-        case OPT_HELP:
-            fputs(usage_line, stdout);
-            fputs(help_text, stdout);
-            return 1;
-        case ':':
-            return 1 + usage_error("a value is missing after", argv[optind - 1]);
+            fputs(help, stdout);
+            return EXIT_OK;
         default:
-            return 1 + usage_error("unknown option", argv[optind - 1]);
+            return EXIT_USAGE;
         }
     }
-    return optind < argc ? 1 + usage_error("unexpected argument", argv[optind]) : 0;
+    return -1;
 }
 
 static int policy_error(const struct abx_error *err)
@@ -132,25 +115,41 @@ static int out_of_memory(void)
     return policy_error(&(struct abx_error){.message = "out of memory"});
 }
 
-static int compile(const struct options *o, struct policy **ret, struct abx_error *err)
-{
-    static const struct endpoint *endpoints[ROUTE_COUNT];
-    struct policy_source source = {.file = o->policy, .preset = o->preset};
-    struct policy_doc *doc = NULL;
-    const char *base = getenv("ABX_SERVER_BASE_DIR");
+/* What serve has too, as far as the commands files need it. */
+struct host_world {
+    struct loop *loop;
+    struct spawner *spawner;
+    struct env_map *env;
+    struct registry *registry;
+};
 
-    if (policy_doc_resolve(&source, &doc, err) < 0)
+static int load_commands(struct host_world *w, const struct settings *s, const struct policy_doc *doc,
+                         struct abx_error *err)
+{
+    w->loop = loop_new();
+    w->spawner = w->loop ? spawner_new(w->loop) : NULL;
+    w->env = w->spawner ? cli_child_environment(doc) : NULL;
+    if (!w->env)
+        return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
+    struct registry_config config = {
+        .loop = w->loop, .spawner = w->spawner, .env = w->env, .files = s->commands};
+    config.taken = commands_taken(&config.n_taken);
+    if (registry_new(&config, &w->registry, err) < 0)
         return -1;
-    for (size_t i = 0; i < ROUTE_COUNT; i++)
-        endpoints[i] = &builtin_routes[i].ep;
-    struct policy_inputs in = {.doc = doc,
-                               .endpoints = endpoints,
-                               .n_endpoints = ROUTE_COUNT,
-                               .enabled_groups = getenv("ABX_SERVER_ENABLED_GROUPS"),
-                               .base_dir = base && *base == '/' ? base : NULL};
-    int rc = policy_compile(&in, ret, err);
-    policy_doc_free(doc);
-    return rc;
+    return registry_wait(w->registry, err);
+}
+
+static void host_world_done(struct host_world *w)
+{
+    if (w->registry) {
+        registry_stop(w->registry);
+        registry_unref(w->registry);
+    }
+    if (w->loop)
+        uv_run(loop_uv(w->loop), UV_RUN_NOWAIT); /* what ends a turn later */
+    spawner_free(w->spawner);
+    loop_free(w->loop);
+    env_free(w->env);
 }
 
 static int print_json(const json_t *value)
@@ -169,7 +168,7 @@ static int compare_words(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static int explain(const struct policy *p, const struct options *o)
+static int explain(const struct policy *p, const struct settings *o)
 {
     autofree char *scopes = strdup(o->scopes ? o->scopes : "*");
     autofree const char **items = calloc(scopes ? strlen(scopes) + 1 : 1, sizeof(*items));
@@ -192,12 +191,12 @@ static int explain(const struct policy *p, const struct options *o)
         return policy_error(&err);
     if (print_json(answer) < 0)
         return out_of_memory();
-    return json_is_true(json_object_get(answer, "allowed")) ? 0 : 3;
+    return json_is_true(json_object_get(answer, "allowed")) ? EXIT_OK : EXIT_NOT_ALLOWED;
 }
 
-static int describe(const struct policy *p, const struct options *o)
+static int describe(const struct policy *p, const struct settings *o)
 {
-    autojson json_t *warnings = policy_lint(p, o->policy);
+    autojson json_t *warnings = policy_lint(p, o->policy.file);
 
     if (!warnings)
         return out_of_memory();
@@ -211,21 +210,52 @@ static int describe(const struct policy *p, const struct options *o)
         if (out.failed || fwrite(out.data, 1, out.len, stdout) != out.len)
             return out_of_memory();
     }
-    return o->strict && json_array_size(warnings) > 0 ? 2 : 0;
+    return o->strict && json_array_size(warnings) > 0 ? EXIT_WARNINGS : EXIT_OK;
+}
+
+static int check(struct host_world *w, const struct settings *s, const struct policy_doc *doc)
+{
+    const char *base = getenv("ABX_SERVER_BASE_DIR");
+    struct policy_inputs in = {.doc = (struct policy_doc *)doc, /* only read */
+                               .enabled_groups = getenv("ABX_SERVER_ENABLED_GROUPS"),
+                               .base_dir = base && *base == '/' ? base : NULL};
+    struct site *site;
+    struct abx_error err;
+
+    if (s->n_commands && load_commands(w, s, doc, &err) < 0) {
+        fprintf(stderr, "abx-server: %s\n", err.message);
+        return EXIT_FAILED;
+    }
+    if (commands_site(w->registry, &in, &site, &err) < 0)
+        return policy_error(&err);
+    int rc = s->explain ? explain(site_policy(site), s) : describe(site_policy(site), s);
+    site_unref(site);
+    return rc;
 }
 
 int cli_check_config(int argc, char **argv)
 {
-    struct options o = {0};
-    struct policy *p = NULL;
+    struct settings s = {0};
+    struct host_world world = {0};
+    struct policy_doc *doc;
     struct abx_error err;
-    int rc = parse(argc, argv, &o);
+    int rc = parse_options(argc, argv, &s);
 
-    if (rc > 0)
-        return rc - 1;
-    if (compile(&o, &p, &err) < 0)
+    if (rc >= 0) {
+        free(s.commands);
+        return rc;
+    }
+    if (policy_doc_resolve(&s.policy, &doc, &err) < 0) {
+        free(s.commands);
         return policy_error(&err);
-    rc = o.explain ? explain(p, &o) : describe(p, &o);
-    policy_unref(p);
+    }
+    if (s.n_commands)
+        log_start(); /* the hosts write to it */
+    rc = check(&world, &s, doc);
+    host_world_done(&world);
+    if (s.n_commands)
+        log_stop();
+    policy_doc_free(doc);
+    free(s.commands);
     return rc;
 }

@@ -3,6 +3,9 @@
 
 #include <getopt.h>
 
+struct env_map;
+struct policy_doc;
+
 enum {
     EXIT_OK = 0,
     EXIT_FAILED = 1,
@@ -21,3 +24,7 @@ int cli_option(int argc, char **argv, const struct option *options, const char *
 
 /* A port or another whole number from an option; prints the refusal itself. 0 / -1. */
 int cli_number(const char *option, const char *text, long min, long max, long *ret);
+
+/* The environment that children get (env_free), made of a copy of our own block, which is left as it is. NULL: no
+ * memory. */
+struct env_map *cli_child_environment(const struct policy_doc *doc);

@@ -177,8 +177,7 @@ static bool terminal_wanted(struct site *site)
     return false;
 }
 
-/* The environment that children get, before anything is wiped: made of a copy of the block. */
-static struct env_map *copy_environment(const struct policy_doc *doc)
+struct env_map *cli_child_environment(const struct policy_doc *doc)
 {
     size_t n = 0;
     while (environ[n])
@@ -316,7 +315,7 @@ static int start(struct server *s)
         return fail("policy error", &err);
     app->loop = loop_new();
     app->spawner = app->loop ? spawner_new(app->loop) : NULL; /* before the limit is raised: it keeps the old one */
-    app->env = app->spawner ? copy_environment(s->doc) : NULL;
+    app->env = app->spawner ? cli_child_environment(s->doc) : NULL;
     if (!app->env) {
         fputs("abx-server: can't set up the event loop\n", stderr);
         return EXIT_FAILED;

@@ -827,8 +827,11 @@ int policy_doc_parse(const char *text, size_t len, bool yaml, const char *origin
     if (yaml ? yaml_to_json(text, len, &root, &why) < 0 : json_parse(text, len, &root, &why) < 0) {
         if (why.kind == E_NO_MEMORY)
             return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
-        return abx_fail(err, E_CONFIG, 0, "%s is not valid %s: %s", origin, yaml ? "YAML" : "JSON",
-                        why.message);
+        static const char prefix[] = "Invalid JSON: ";
+        const char *detail = why.message;
+        if (strncmp(detail, prefix, sizeof(prefix) - 1) == 0)
+            detail += sizeof(prefix) - 1;
+        return abx_fail(err, E_CONFIG, 0, "%s is not valid %s: %s", origin, yaml ? "YAML" : "JSON", detail);
     }
     return doc_new(root, ret, err);
 }
