@@ -317,6 +317,7 @@ static int stdin_bytes(const json_t *body, struct buf *out, struct abx_error *er
     const json_t *base64 = json_object_get(body, "data_base64"), *text = json_object_get(body, "data");
     if (base64 && !json_is_null(base64)) {
         if (!json_is_string(base64) ||
+            json_string_length(base64) == 0 ||
             base64_decode(out, json_string_value(base64), json_string_length(base64)) < 0)
             return abx_fail(err, E_VALUE, 0, "'data_base64' is not base64");
         return 1;
