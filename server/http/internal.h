@@ -135,6 +135,7 @@ struct req {
     const struct rule *rule;
     const struct identity *who;
     struct limit_slot *slot;
+    struct limit_slot *second_slot; /* of req_admit */
     struct arena arena;
     struct buf head; /* target and headers as they came, each NUL-terminated */
     struct header headers[MAX_HEADERS];

@@ -6,6 +6,7 @@
 #include "base/own.h"
 #include "base/utf8.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,7 @@ static void req_free(struct req *r)
 {
     struct http *h = r->http;
     limits_release(r->slot);
+    limits_release(r->second_slot);
     site_unref(r->site);
     json_decref(r->body);
     resp_done(&r->resp);
@@ -648,4 +650,12 @@ void req_complete(struct req *r)
     audit(r);
     limits_release(r->slot);
     r->slot = NULL;
+    limits_release(r->second_slot);
+    r->second_slot = NULL;
+}
+
+int req_admit(struct req *r, const struct rule *rule, int *ret_retry_after, struct abx_error *err)
+{
+    assert(!r->second_slot);
+    return limits_admit(r->http->limits, rule, r->who, loop_now(r->http->loop), &r->second_slot, ret_retry_after, err);
 }

@@ -80,6 +80,10 @@ int json_coerce_seconds(const json_t *value, double *ret); /* finite number or n
 /* Notes a resolved path for the audit line (first 8; copied). Worker or loop. */
 void req_note_path(struct req *req, const char *path);
 
+/* For a handler that does what another endpoint does: that one's rate and concurrency too (loop thread, once per
+ * request; the slot is given back with the request). Errors: E_RATE_LIMITED, E_CONCURRENCY_LIMITED. */
+int req_admit(struct req *req, const struct rule *rule, int *ret_retry_after, struct abx_error *err);
+
 /* --- the plain answer ------------------------------------------------------------------------ */
 
 /* Status 200 unless set. Each of these fills resp completely and returns 0, or -1 with err. */

@@ -78,7 +78,7 @@ struct child {
     struct io io;
     uint64_t started_ns;
     int status;
-    bool reaped, helper;
+    bool reaped, helper, sweep;
     bool tty; /* has a terminal: interactive shells ignore TERM, so it gets HUP as well */
     bool pinned;      /* a tree job uses the pid */
     bool ended;       /* seen, perhaps not reaped yet because of that job */
@@ -99,7 +99,7 @@ struct job {
     struct spawner *s;
     const struct child_ops *ops;
     void *owner;
-    bool helper;
+    bool helper, sweep;
     /* The order. Pointers lead into `block`. */
     void *block;
     char **argv, **envp;
@@ -460,7 +460,7 @@ static void child_check(struct child *c)
     c->ended = true;
     if (c->pidfd >= 0)
         (void)io_want(&c->io, 0); /* level-triggered: it stays readable until reaped */
-    if (c->terminating)
+    if (c->terminating || c->sweep)
         kill_now(c);
     if (c->pinned)
         return; /* tree_ran comes back */
@@ -583,6 +583,7 @@ static void job_done(void *data)
                             .io = c->io,
                             .started_ns = j->started_ns,
                             .helper = j->helper,
+                            .sweep = j->sweep,
                             .tty = j->tty != NULL};
         list_append(&s->children, &c->link);
         if (!c->helper)
@@ -695,6 +696,7 @@ int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct chil
                       .ops = ops,
                       .owner = owner,
                       .helper = o->helper,
+                      .sweep = o->sweep,
                       .cwd_fd = o->cwd_fd,
                       .limits = o->limits,
                       .nofile = s->nofile,

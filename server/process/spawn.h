@@ -58,6 +58,7 @@ struct spawn_opts {
     const gid_t *groups;     /* supplementary groups when uid is set; copied */
     size_t n_groups;
     bool helper;             /* not counted as a user's process (command host, browser) */
+    bool sweep;              /* what is left of it when the leader has ended gets KILL before `exited` */
 };
 
 struct child;

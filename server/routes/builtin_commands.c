@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -345,6 +346,13 @@ int builtin_command_run(const struct builtin_command *b, struct req *req, struct
         return abx_fail(err, E_UNKNOWN_COMMAND, 0, "Unknown command '%s'", b->name);
     if (policy_permits(rule, req_identity(req), &scope, err) < 0)
         return scope ? resp_error(resp, err, json_pack("{s:s}", "scope", scope)) : -1;
+    int retry_after = 1;
+    if (req_admit(req, rule, &retry_after, err) < 0) {
+        char text[16];
+        snprintf(text, sizeof(text), "%d", retry_after);
+        (void)resp_header(resp, "Retry-After", text, NULL); /* best effort; the body has it too */
+        return resp_error(resp, err, json_pack("{s:i}", "retry_after", retry_after));
+    }
     if (check_args(b, req_body(req), err) < 0)
         return -1;
     return b->run(req, rule, resp, err);

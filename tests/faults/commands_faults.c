@@ -77,7 +77,7 @@ ABX_COMMAND(patient, "Waits for its caller to leave.", ABX_STRING(file))
 
 ABX_COMMAND(floods, "Prints.", ABX_INTEGER(bytes))
 {
-    static char line[1024];
+    char line[1024];
     memset(line, 'f', sizeof(line));
     line[sizeof(line) - 1] = '\n';
     for (int64_t left = abx_integer(call, "bytes"); left > 0; left -= (int64_t)sizeof(line))
@@ -217,7 +217,7 @@ static atomic_llong sent;
 
 ABX_SSE_ROUTE(firehose, "GET", "/firehose", "commands", "Events without end.")
 {
-    static char text[1026];
+    char text[1026];
     memset(text, 'x', sizeof(text));
     text[0] = text[1024] = '"';
     while (abx_event_json_len(call, "x", text, 1025) == 0)

@@ -525,12 +525,15 @@ def test_builtin_commands_follow_the_policy_of_their_endpoints(tmp_path):
     s.stop()
     policy = tmp_path / "policy.json"
     policy.write_text(json.dumps({"endpoints": {"shell": {"params": {"deny_commands": ["touch"]}},
+                                                "files_download_stream": {"limits": {"rate_per_minute": 1}},
                                                 "files_upload_stream": {"enabled": False}}}))
     s = Server(tmp_path, [], "--policy", str(policy))
     s.wait()
     assert s.run("runshell", cmd="touch x")[1]["code"] == "command_not_allowed"
     assert s.result("runshell", cmd="echo a b")["stdout"] == "a b\n"
     assert s.run("upload", path="x", content="y")[1]["code"] == "endpoint_disabled"
+    s.run("download", path="d/f.txt")
+    assert s.run("download", path="d/f.txt")[1]["code"] == "rate_limited"
     s.stop()
 
 
