@@ -507,9 +507,8 @@ static void build_args(struct words *w, const struct chrome *c)
 static void build_env(struct words *w, const struct chrome *c)
 {
     for (char **e = c->envp; *e; e++) {
-        static const char *const kept[] = {"PATH=",       "HOME=", "LANG=",       "LANGUAGE=",
-                                           "LC_",         "TZ=",   "FONTCONFIG_", "LD_LIBRARY_PATH=",
-                                           "XDG_DATA_DIRS="};
+        static const char *const kept[] = {"HOME=", "LANG=",       "LANGUAGE=",     "LC_",
+                                           "TZ=",   "FONTCONFIG_", "XDG_DATA_DIRS="};
         static const char *const proxies[] = {"http_proxy=", "https_proxy=", "all_proxy=", "no_proxy="};
         bool keep = false;
         for (size_t i = 0; i < ARRAY_LEN(kept) && !keep; i++)
@@ -519,6 +518,10 @@ static void build_env(struct words *w, const struct chrome *c)
         if (keep && strlen(*e) < 4096)
             words_add(w, "%s", *e);
     }
+    const char *libraries = getenv("LD_LIBRARY_PATH");
+    words_add(w, "PATH=%s", *c->search_path ? c->search_path : "/usr/local/bin:/usr/bin:/bin");
+    if (libraries)
+        words_add(w, "LD_LIBRARY_PATH=%s", libraries);
     words_add(w, "TMPDIR=%s", c->profile);
     words_add(w, "XDG_CONFIG_HOME=%s", c->profile);
     words_add(w, "XDG_CACHE_HOME=%s", c->profile);
@@ -593,7 +596,8 @@ struct chrome *chrome_start(const struct chrome_config *config, const struct chr
     c->lock_fd = -1;
     for (int i = 0; i < 2; i++)
         c->pipe_in[i] = c->pipe_out[i] = c->pipe_err[i] = -1;
-    const char *tmp = getenv("TMPDIR"), *path = env_get(config->env, "PATH");
+    /* Of the server's own environment: what a client puts into /env chooses no program. */
+    const char *tmp = getenv("TMPDIR"), *path = getenv("PATH");
     c->search_path = strdup(path ? path : "");
     c->state_dir = config->state_dir ? strdup(config->state_dir) : NULL;
     c->tmp_dir = tmp && *tmp == '/' ? strdup(tmp) : NULL;

@@ -16,8 +16,8 @@ struct chrome;
 struct chrome_config {
     struct loop *loop;
     struct spawner *spawner;
-    const struct env_map *env; /* PATH, HOME, locale and fonts are passed on; nothing else is */
-    const char *path;          /* the program, or NULL: looked for in PATH */
+    const struct env_map *env; /* HOME, locale, time zone and fonts are passed on; nothing else is */
+    const char *path;          /* the program, or NULL: looked for in the server's PATH */
     const char *state_dir;
     int proxy_port;            /* SOCKS on 127.0.0.1; 0: the environment's proxies, if any */
     bool no_sandbox;           /* also without being root */

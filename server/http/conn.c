@@ -317,10 +317,8 @@ void conn_close(struct conn *c)
         else
             req_unref(r);
     }
-    if (c->reading)
-        c->closed = true;
-    else
-        free(c);
+    c->closed = true;
+    list_append(&h->dead, &c->dirty_link); /* whoever is on the stack may still look at it */
     http_conn_gone(h);
 }
 
@@ -402,6 +400,8 @@ void conn_flush(struct conn *c)
         timer_start(&c->deadline, c->stream || c->ws ? STREAM_STALL_MS : c->http->config.write_timeout_ms);
     }
     conn_update(c);
+    if (c->closed)
+        return;
     if (c->stream && conn_pending(c) <= STREAM_LOW)
         stream_drained(c->stream);
     else if (c->ws)
@@ -443,7 +443,7 @@ void conn_update(struct conn *c)
         return;
     c->wanted = want;
     if (io_want(&c->io, want) != 0)
-        timer_start(&c->deadline, 0); /* closes from a place where nobody holds c */
+        conn_close(c);
 }
 
 /* Waiting for the next request. */
@@ -503,7 +503,7 @@ void conn_answered(struct conn *c, bool body_unread)
 
 void conn_resume(struct conn *c)
 {
-    if (c->reading)
+    if (c->reading || c->closed)
         return;
     if (c->in.len == 0) {
         conn_update(c);
@@ -808,7 +808,7 @@ static size_t take_head(struct conn *c, const char *data, size_t len)
 
 /* --- reading -------------------------------------------------------------------------------------------------- */
 
-/* Uses up data as far as the state allows; the rest waits in c->in. May free c. */
+/* Uses up data as far as the state allows; the rest waits in c->in. */
 static void process(struct conn *c, const char *data, size_t len)
 {
     c->reading = true;
@@ -852,10 +852,8 @@ static void process(struct conn *c, const char *data, size_t len)
         body_complete(c);
 keep:
     c->reading = false;
-    if (c->closed) {
-        free(c);
+    if (c->closed)
         return;
-    }
     if (len > 0) {
         buf_add(&c->in, data, len);
         if (c->in.failed) {
@@ -956,13 +954,11 @@ static void conn_event(void *data, int events)
         return;
     }
     if (events & UV_WRITABLE) {
-        c->reading = true; /* keeps c while its owners run */
+        c->reading = true; /* no request is begun from within the flush */
         conn_flush(c);
         c->reading = false;
-        if (c->closed) {
-            free(c);
+        if (c->closed)
             return;
-        }
         if (c->state != CONN_BUSY && c->in.len > 0) {
             conn_resume(c);
             return;

@@ -18,21 +18,27 @@
 #define ACCEPT_TURN 64
 #define ACCEPT_RETRY_MS 100
 
-static void flush_dirty(struct http *h)
+/* The end of a turn: what was written goes out, what was closed is freed. */
+static void end_turn(struct http *h)
 {
     /* A flush may make others dirty (a drained stream writes on): they go in the same turn. */
     while (!list_empty(&h->dirty))
         conn_flush(list_entry(h->dirty.next, struct conn, dirty_link));
+    list_for_each_safe(it, &h->dead) {
+        struct conn *c = list_entry(it, struct conn, dirty_link);
+        list_remove(it);
+        free(c);
+    }
 }
 
 static void turn_check(uv_check_t *handle)
 {
-    flush_dirty(handle->data);
+    end_turn(handle->data);
 }
 
 static void turn_prepare(uv_prepare_t *handle)
 {
-    flush_dirty(handle->data);
+    end_turn(handle->data);
 }
 
 static void listeners_want(struct http *h, int events)
@@ -69,6 +75,7 @@ struct http *http_new(const struct http_config *config)
     list_init(&h->conns);
     list_init(&h->idle);
     list_init(&h->dirty);
+    list_init(&h->dead);
     list_init(&h->listeners);
     list_init(&h->free_reqs);
     /* Descriptors are kept back for children, files and whatever a request needs. */
@@ -311,6 +318,7 @@ void http_free(struct http *h)
         buf_done(&r->resp.headers);
         free(r);
     }
+    end_turn(h);
     timer_done(&h->stop_timer);
     uv_close((uv_handle_t *)&h->check, forget_handle);
     uv_close((uv_handle_t *)&h->prepare, forget_handle);

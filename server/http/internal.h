@@ -29,6 +29,7 @@ struct http {
     struct site *site;
     struct limits *limits;
     struct list conns, idle; /* every connection; those between requests, longest idle first */
+    struct list dead;        /* closed connections, freed at the end of this turn */
     struct list dirty;       /* connections with output to flush at the end of this turn */
     size_t n_conns, max_conns;
     struct list listeners;
@@ -92,7 +93,7 @@ struct conn {
     char last_byte;   /* of the head so far */
     bool after_newline; /* the last piece of a head ended in a newline */
     bool reading;     /* conn_read is on the stack */
-    bool closed;      /* conn_close was called while it was */
+    bool closed;      /* in http->dead */
     struct timer deadline;
     uint64_t body_until; /* loop_now by which the whole body must be here */
     struct stream *stream;
@@ -181,7 +182,7 @@ struct req {
 
 /* conn.c */
 struct conn *conn_new(struct http *h, int fd, enum http_port_kind kind);
-void conn_close(struct conn *c); /* cuts; frees */
+void conn_close(struct conn *c); /* cuts; the struct lives to the end of the loop's turn */
 void conn_resume(struct conn *c); /* go on with what was read already */
 void conn_start_body(struct conn *c);
 void conn_flush_later(struct conn *c);

@@ -55,6 +55,7 @@ static void req_free(struct req *r)
         arena_done(&r->arena);
         buf_done(&r->head);
         buf_done(&r->body_text);
+        buf_done(&r->resp.headers);
         free(r);
         return;
     }

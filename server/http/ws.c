@@ -463,17 +463,8 @@ void ws_resume(struct ws *ws)
         struct buf held = ws->held;
         ws->held = (struct buf)BUF_INIT;
         struct conn *c = ws->conn;
-        bool was = c->reading;
-        c->reading = true;
         ws_readable(ws, held.data, held.len);
-        c->reading = was;
         buf_done(&held);
-        if (c->closed && !was) {
-            free(c);
-            return;
-        }
-        if (c->closed || ws->paused)
-            return;
         conn_resume(c);
         return;
     }

@@ -1,0 +1,35 @@
+# A front for meson: `make run` builds everything and serves, `make test` runs every test.
+
+BUILD ?= build
+PORT ?= 9000
+PTY_PORT ?= 9001
+BASE ?= sandbox
+
+.PHONY: all build run test bench dist install clean
+
+all: build
+
+$(BUILD)/build.ninja:
+	scripts/setup.sh build
+	meson setup $(BUILD)
+
+build: $(BUILD)/build.ninja
+	ninja -C $(BUILD)
+
+run: build
+	mkdir -p $(BASE)
+	$(BUILD)/server/abx-server serve --host 127.0.0.1 --port $(PORT) --pty-port $(PTY_PORT) \
+		--base-dir $(BASE) --commands templates/python-hello/commands.c
+
+test:
+	scripts/setup.sh test
+	scripts/test.py
+
+bench: build
+	tests/bench/run.sh
+
+install: build
+	meson install -C $(BUILD)
+
+clean:
+	rm -rf build build-asan build-tsan dist
