@@ -12,9 +12,12 @@
 int files_mkdir(const struct guard *g, const char *path, size_t len, struct arena *arena,
                 const char **ret_path, struct abx_error *err);
 
+/* What may take long is left to the long lane: with QUICK, 1 is returned and nothing was done. */
+enum ops_pace { OPS_QUICK, OPS_FULL };
+
 /* Deletes the name: a link itself, a directory with all in it.
  * Errors: the guard's; E_FILE_NOT_FOUND; E_PATH_DENIED (the root; a denied entry inside); OS. */
-int files_delete(const struct guard *g, const char *path, size_t len, struct arena *arena,
+int files_delete(const struct guard *g, const char *path, size_t len, enum ops_pace pace, struct arena *arena,
                  const char **ret_path, struct abx_error *err);
 
 /* Moves the name (a link itself). Parents of the destination are made. A destination that is a directory
@@ -22,5 +25,5 @@ int files_delete(const struct guard *g, const char *path, size_t len, struct are
  * Messages begin with "source: " or "destination: " where the guard refuses.
  * Errors: the guard's; E_FILE_NOT_FOUND; E_MOVE (into itself; name taken in the directory); OS. */
 int files_move(const struct guard *g, const char *source, size_t source_len, const char *destination,
-               size_t destination_len, struct arena *arena, const char **ret_source,
+               size_t destination_len, enum ops_pace pace, struct arena *arena, const char **ret_source,
                const char **ret_destination, struct abx_error *err);

@@ -127,15 +127,15 @@ START_TEST(delete_takes_links_and_never_their_targets)
         p.root, p.outside, p.outside);
     const char *path;
     struct abx_error err;
-    ck_assert_int_lt(files_delete(p.g, p.root, strlen(p.root), &p.arena, &path, &err), 0);
+    ck_assert_int_lt(files_delete(p.g, p.root, strlen(p.root), OPS_FULL, &p.arena, &path, &err), 0);
     ck_assert_int_eq(err.kind, E_PATH_DENIED);
-    ck_assert_int_lt(files_delete(p.g, "l/s", 3, &p.arena, &path, &err), 0);
+    ck_assert_int_lt(files_delete(p.g, "l/s", 3, OPS_FULL, &p.arena, &path, &err), 0);
     ck_assert_int_eq(err.kind, E_PATH_NOT_ALLOWED);
-    ck_assert_int_lt(files_delete(p.g, "none", 4, &p.arena, &path, &err), 0);
+    ck_assert_int_lt(files_delete(p.g, "none", 4, OPS_FULL, &p.arena, &path, &err), 0);
     ck_assert_int_eq(err.kind, E_FILE_NOT_FOUND);
-    ck_assert_int_eq(files_delete(p.g, "l", 1, &p.arena, &path, &err), 0);
-    ck_assert_int_eq(files_delete(p.g, "z", 1, &p.arena, &path, &err), 0);
-    ck_assert_int_eq(files_delete(p.g, "d", 1, &p.arena, &path, &err), 0);
+    ck_assert_int_eq(files_delete(p.g, "l", 1, OPS_FULL, &p.arena, &path, &err), 0);
+    ck_assert_int_eq(files_delete(p.g, "z", 1, OPS_FULL, &p.arena, &path, &err), 0);
+    ck_assert_int_eq(files_delete(p.g, "d", 1, OPS_FULL, &p.arena, &path, &err), 0);
     run("test -e %s/s && test ! -e %s/d && test ! -L %s/l", p.outside, p.root, p.root);
     place_done(&p);
 }
@@ -151,7 +151,7 @@ START_TEST(delete_copes_with_trees_deeper_than_its_descriptors)
         p.root);
     const char *path;
     struct abx_error err;
-    ck_assert_int_eq(files_delete(p.g, "d", 1, &p.arena, &path, &err), 0);
+    ck_assert_int_eq(files_delete(p.g, "d", 1, OPS_FULL, &p.arena, &path, &err), 0);
     run("test ! -e %s/d", p.root);
     place_done(&p);
 }
@@ -165,7 +165,7 @@ START_TEST(delete_refuses_a_tree_that_holds_a_denied_name)
     run("cd %s && mkdir -p d/e && touch d/a d/e/k.pem", p.root);
     const char *path;
     struct abx_error err;
-    ck_assert_int_lt(files_delete(p.g, "d", 1, &p.arena, &path, &err), 0);
+    ck_assert_int_lt(files_delete(p.g, "d", 1, OPS_FULL, &p.arena, &path, &err), 0);
     ck_assert_int_eq(err.kind, E_PATH_DENIED);
     run("test -e %s/d/a", p.root);
     place_done(&p);
@@ -175,7 +175,7 @@ END_TEST
 static int move(struct place *p, const char *from, const char *to, struct abx_error *err)
 {
     const char *a, *b;
-    return files_move(p->g, from, strlen(from), to, strlen(to), &p->arena, &a, &b, err);
+    return files_move(p->g, from, strlen(from), to, strlen(to), OPS_FULL, &p->arena, &a, &b, err);
 }
 
 START_TEST(move_loses_nothing_when_it_refuses)
@@ -355,17 +355,17 @@ START_TEST(race_of_directory_and_link_never_reaches_outside)
             (void)files_mkdir(p.g, "d/new/x", 7, &p.arena, &path, &err);
             break;
         case 2:
-            (void)files_delete(p.g, "d/new", 5, &p.arena, &path, &err);
+            (void)files_delete(p.g, "d/new", 5, OPS_FULL, &p.arena, &path, &err);
             break;
         case 3:
             if (files_list(p.g, "d", 1, &lo, &p.arena, &out, &path, &err) == 0)
                 ck_assert_ptr_null(strstr(buf_str(&out), "only-outside"));
             break;
         case 4:
-            (void)files_move(p.g, "d/s", 3, "d/t", 3, &p.arena, &path, &other, &err);
+            (void)files_move(p.g, "d/s", 3, "d/t", 3, OPS_FULL, &p.arena, &path, &other, &err);
             break;
         default:
-            (void)files_move(p.g, "d/t", 3, "d/s", 3, &p.arena, &path, &other, &err);
+            (void)files_move(p.g, "d/t", 3, "d/s", 3, OPS_FULL, &p.arena, &path, &other, &err);
             break;
         }
         if (i == 0)
