@@ -80,9 +80,8 @@ def unit(totals: Totals, folder: str, env: dict | None = None) -> None:
     checks = [tuple(map(int, m)) for m in re.findall(r"Checks: (\d+), Failures: (\d+), Errors: (\d+)", text)]
     ran = sum(c[0] for c in checks)
     bad = sum(c[1] + c[2] for c in checks)
-    replays = [tuple(map(int, m)) for m in re.findall(r"^replayed (\d+) inputs?, (\d+) failed", text, re.M)]
-    ran += sum(r[0] for r in replays)
-    bad += sum(r[1] for r in replays)
+    replays = [int(m) for m in re.findall(r"^(\d+) inputs$", text, re.M)]
+    ran += sum(replays)
     if code != 0 and bad == 0:
         bad = 1  # a test program that ended without its summary
     if bad:

@@ -4,6 +4,7 @@
 #include "base/buf.h"
 #include "base/list.h"
 #include "http/http.h"
+#include "http/target.h"
 
 #include <llhttp.h>
 #include <stdatomic.h>
@@ -103,12 +104,6 @@ struct conn {
 struct header {
     uint32_t name, value; /* offsets into req->head, NUL-terminated there */
     uint32_t value_len;
-};
-
-struct pair {
-    const char *name, *value; /* value: bad UTF-8 replaced */
-    const char *raw;
-    size_t len, raw_len;
 };
 
 struct resp {

@@ -6,7 +6,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/own.h"
-#include "base/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -173,130 +172,6 @@ const char *req_body_text(const struct req *r, size_t *ret_len)
 {
     *ret_len = r->body_text.len;
     return r->body_text.data;
-}
-
-/* --- the target ------------------------------------------------------------------------------------------ */
-
-/* Step 1: what is routed on. NULL when the target is no path. */
-static char *normal_path(struct req *r)
-{
-    char *t = r->head.data;
-    /* absolute-form: scheme://authority is dropped */
-    if (*t != '/') {
-        char *sep = strstr(t, "://");
-        if (!sep || sep == t)
-            return NULL;
-        for (char *p = t; p < sep; p++)
-            if (!((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z'))
-                return NULL;
-        char *slash = sep + 3 + strcspn(sep + 3, "/?#");
-        t = slash;
-    }
-    size_t path_len = strcspn(t, "?#");
-    if (t[path_len] == '?') {
-        char *q = t + path_len + 1;
-        r->query_text = arena_strndup(&r->arena, q, strcspn(q, "#"));
-    }
-    /* A ";..." suffix of the last segment goes, then trailing slashes; leading ones collapse. */
-    size_t last = path_len;
-    while (last > 0 && t[last - 1] != '/')
-        last--;
-    for (size_t i = last; i < path_len; i++) {
-        if (t[i] == ';') {
-            path_len = i;
-            break;
-        }
-    }
-    while (path_len > 1 && t[path_len - 1] == '/')
-        path_len--;
-    size_t lead = 0;
-    while (lead + 1 < path_len && t[lead + 1] == '/')
-        lead++;
-    if (path_len == 0)
-        return arena_strdup(&r->arena, "/");
-    return arena_strndup(&r->arena, t + lead, path_len - lead);
-}
-
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-static size_t decode_in_place(char *s, size_t len)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < len; i++) {
-        int high, low;
-        if (s[i] == '+') {
-            s[n++] = ' ';
-        } else if (s[i] == '%' && i + 2 < len && (high = hex_value(s[i + 1])) >= 0 &&
-                   (low = hex_value(s[i + 2])) >= 0) {
-            s[n++] = (char)(high << 4 | low);
-            i += 2;
-        } else {
-            s[n++] = s[i];
-        }
-    }
-    s[n] = '\0';
-    return n;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct pair *)a)->name, ((const struct pair *)b)->name);
-}
-
-/* As text: bad UTF-8 replaced, in the arena. */
-static const char *as_text(struct req *r, const char *raw, size_t len, size_t *ret_len)
-{
-    if (utf8_valid(raw, len)) {
-        *ret_len = len;
-        return raw;
-    }
-    autofree char *fixed = utf8_replace(raw, len, ret_len);
-    return fixed ? arena_strndup(&r->arena, fixed, *ret_len) : NULL;
-}
-
-static int parse_query(struct req *r, struct abx_error *err)
-{
-    if (!r->query_text)
-        return 0;
-    size_t most = 1;
-    for (const char *p = r->query_text; *p; p++)
-        most += *p == '&';
-    r->query = arena_alloc(&r->arena, most * sizeof *r->query);
-    if (!r->query)
-        return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
-    char *at = r->query_text;
-    while (at) {
-        char *next = strchr(at, '&');
-        if (next)
-            *next++ = '\0';
-        char *value = strchr(at, '=');
-        if (value && value[1]) {
-            *value++ = '\0';
-            struct pair *p = &r->query[r->n_query];
-            size_t name_len = decode_in_place(at, strlen(at));
-            p->raw = value;
-            p->raw_len = decode_in_place(value, strlen(value));
-            p->name = as_text(r, at, name_len, &name_len);
-            p->value = as_text(r, value, p->raw_len, &p->len);
-            if (!p->name || !p->value)
-                return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
-            r->n_query++;
-        }
-        at = next;
-    }
-    /* Order does not matter to anybody: names are single after this. */
-    if (r->n_query > 1)
-        qsort(r->query, r->n_query, sizeof *r->query, by_name);
-    for (size_t i = 1; i < r->n_query; i++)
-        if (strcmp(r->query[i - 1].name, r->query[i].name) == 0)
-            return abx_fail(err, E_DUPLICATE_PARAMETER, 0, "A query parameter may be given once only");
-    return 0;
 }
 
 /* --- who asks ------------------------------------------------------------------------------------------- */
@@ -618,7 +493,7 @@ void pipeline_head(struct req *r)
     if (r->target_len == 1 && r->head.data[0] == '*' && r->method == HTTP_OPTIONS)
         r->path = arena_strdup(&r->arena, "*");
     else
-        r->path = normal_path(r);
+        r->path = target_path(&r->arena, r->head.data, &r->query_text);
     if (!r->path) {
         pipeline_bad(c, E_BAD_REQUEST, "The request target is not a path");
         return;
@@ -635,7 +510,7 @@ void pipeline_head(struct req *r)
     }
     /* A WebSocket's query comes first: its token may be there. A repeated name is refused after admission. */
     bool ws = r->route->ep.flags & EP_QUERY_TOKEN;
-    int query = ws ? parse_query(r, &err) : 0;
+    int query = ws ? query_parse(&r->arena, r->query_text, &r->query, &r->n_query, &err) : 0;
     struct abx_error query_err = err;
     if (admit(r) < 0) {
         if (r->ws_refusal)
@@ -643,7 +518,7 @@ void pipeline_head(struct req *r)
         return;
     }
     if (!ws)
-        query = parse_query(r, &query_err);
+        query = query_parse(&r->arena, r->query_text, &r->query, &r->n_query, &query_err);
     if (query < 0) {
         pipeline_refuse(r, &query_err, NULL);
         return;

@@ -227,36 +227,6 @@ static bool fits(const char *pattern, const char *path)
     return *path == '\0';
 }
 
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* Percent-decodes a segment; what is no escape stays as it is. */
-static char *decode_segment(struct arena *a, const char *s, size_t len, size_t *ret_len)
-{
-    char *out = arena_alloc(a, len + 1);
-    size_t n = 0;
-    if (!out)
-        return NULL;
-    for (size_t i = 0; i < len; i++) {
-        int high, low;
-        if (s[i] == '%' && i + 2 < len && (high = hex_value(s[i + 1])) >= 0 &&
-            (low = hex_value(s[i + 2])) >= 0) {
-            out[n++] = (char)(high << 4 | low);
-            i += 2;
-        } else {
-            out[n++] = s[i];
-        }
-    }
-    out[n] = '\0';
-    *ret_len = n;
-    return out;
-}
-
 static bool take_params(struct req *r, const char *pattern, const char *path)
 {
     r->n_params = 0;
@@ -265,7 +235,7 @@ static bool take_params(struct req *r, const char *pattern, const char *path)
             size_t len = strcspn(path, "/");
             size_t name_len = strcspn(pattern + 1, "}");
             size_t out_len;
-            char *value = decode_segment(&r->arena, path, len, &out_len);
+            char *value = percent_decode(&r->arena, path, len, &out_len);
             if (!value)
                 return false;
             r->params[r->n_params].name = pattern + 1;
