@@ -127,13 +127,12 @@ static bool in_list(const char *const *list, size_t n, const char *suffix)
     return false;
 }
 
-static int check_extension(const struct upload *u, const char *name, struct abx_error *err)
+bool files_extension_allowed(const char *path, const char *const *allow, size_t n_allow, const char *const *deny,
+                             size_t n_deny)
 {
-    const char *suffix = suffix_of(name);
-    if (in_list(u->opt.deny_ext, u->opt.n_deny, suffix) ||
-        (u->opt.allow_ext && !in_list(u->opt.allow_ext, u->opt.n_allow, suffix)))
-        return abx_fail(err, E_EXTENSION, 0, "Extension '%s' is not allowed", suffix);
-    return 0;
+    const char *slash = strrchr(path, '/');
+    const char *suffix = suffix_of(slash ? slash + 1 : path);
+    return !in_list(deny, n_deny, suffix) && (!allow || in_list(allow, n_allow, suffix));
 }
 
 static int fail_later(struct upload *u, int rc, const struct abx_error *err)
@@ -208,9 +207,8 @@ static int open_target(struct upload *u, const char *path, size_t len, struct ab
     u->resolved = gp.resolved;
     if (u->opt.spool)
         return 0;
-    const char *slash = strrchr(gp.resolved, '/');
-    if (check_extension(u, slash ? slash + 1 : gp.resolved, err) < 0)
-        return -1;
+    if (!files_extension_allowed(gp.resolved, u->opt.allow_ext, u->opt.n_allow, u->opt.deny_ext, u->opt.n_deny))
+        return abx_fail(err, E_EXTENSION, 0, "This extension is not allowed: %s", gp.resolved);
     struct abx_error why;
     int rc = open_parent(u, &why);
     if (rc == 0)

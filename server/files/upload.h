@@ -33,6 +33,10 @@ struct upload_options {
     bool spool;
 };
 
+/* Suffix rules: the last suffix of the last component, with its dot, in any case. allow NULL: all. */
+bool files_extension_allowed(const char *path, const char *const *allow, size_t n_allow, const char *const *deny,
+                             size_t n_deny);
+
 /* Copies strings. NULL: no memory. */
 struct upload *upload_new(const struct upload_options *opt);
 void upload_free(struct upload *u);

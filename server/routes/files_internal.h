@@ -2,6 +2,7 @@
 /* What routes/files*.c share. */
 
 #include "base/buf.h"
+#include "files/upload.h"
 #include "http/req.h"
 
 /* A loop handler's work: `run` on a worker of the short lane; when it returns 1 ("this may take long") once more
@@ -36,3 +37,14 @@ void send_base64(struct req *req, int *fd, int64_t size, struct buf *head, const
 int base64_text(int fd, int64_t size, const char *mid, struct buf *out, struct abx_error *err);
 
 #define SMALL_FILE (256 * 1024) /* up to here an answer is made in one piece */
+
+/* Takes the body of an upload and answers, or goes on with files_unpack. A handler's return value. */
+enum receive_form { RECEIVE_RAW, RECEIVE_JSON };
+enum receive_use { RECEIVE_BASE64, RECEIVE_TEXT_OR_BASE64, RECEIVE_ARCHIVE };
+int files_receive(struct req *req, enum receive_form form, enum receive_use use, struct abx_error *err);
+
+/* Unpacks the spooled content of a finished upload (taken) and answers. Loop. */
+void files_unpack(struct req *req, struct upload *upload);
+
+int64_t upload_limit(const struct rule *rule);           /* bytes of an upload's content */
+bool type_is(const char *content_type, const char *type); /* parameters aside */

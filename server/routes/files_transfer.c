@@ -42,7 +42,8 @@ struct receiver {
     size_t room;      /* bytes of a buffer that is full */
     int64_t body_max; /* bytes of the whole body (JSON form) */
     int64_t seen, limit;
-    bool raw, busy, ended, gone, over, failed, finishing;
+    bool unpack; /* the content is an archive: files_unpack goes on with it */
+    bool busy, ended, gone, over, failed, finishing;
     int rc; /* of the worker, read when it is back */
     struct abx_error err;
     struct upload_result result;
@@ -92,6 +93,11 @@ static void hand_over(struct receiver *r)
 
 static void receiver_done(struct receiver *r)
 {
+    if (r->unpack) { /* takes the upload over */
+        files_unpack(r->req, take_ptr(r->upload));
+        receiver_free(r);
+        return;
+    }
     json_t *answer = json_pack("{s:o, s:I, s:s}", "path", json_text(r->result.path), "bytes",
                                (json_int_t)r->result.bytes, "sha256", r->result.sha256);
     req_note_path(r->req, r->result.path);
@@ -213,7 +219,7 @@ static void receive_gone(void *owner)
     receiver_fail(r);
 }
 
-static bool type_is(const char *header, const char *type)
+bool type_is(const char *header, const char *type)
 {
     size_t n = strlen(type);
     while (*header == ' ' || *header == '\t')
@@ -221,7 +227,7 @@ static bool type_is(const char *header, const char *type)
     return strncasecmp(header, type, n) == 0 && (header[n] == '\0' || header[n] == ';' || header[n] == ' ');
 }
 
-static int64_t upload_limit(const struct rule *rule)
+int64_t upload_limit(const struct rule *rule)
 {
     int64_t fallback = UPLOAD_BYTES;
     const char *env = getenv("ABX_MAX_UPLOAD_SIZE");
@@ -231,8 +237,9 @@ static int64_t upload_limit(const struct rule *rule)
     return rule_limit(rule, LIMIT_max_bytes, fallback);
 }
 
-static int receive(struct req *req, bool raw, bool text, struct abx_error *err)
+int files_receive(struct req *req, enum receive_form form, enum receive_use use, struct abx_error *err)
 {
+    bool raw = form == RECEIVE_RAW;
     const struct rule *rule = req_rule(req);
     const struct str_list *allow = rule_list(rule, PARAM_allow_extensions);
     const struct str_list *deny = rule_list(rule, PARAM_deny_extensions);
@@ -245,7 +252,8 @@ static int receive(struct req *req, bool raw, bool text, struct abx_error *err)
                                  .deny_ext = deny ? deny->items : NULL,
                                  .n_deny = deny ? deny->n : 0,
                                  .fsync = req_query_bool(req, "fsync"),
-                                 .text_content = text,
+                                 .text_content = use == RECEIVE_TEXT_OR_BASE64,
+                                 .spool = use == RECEIVE_ARCHIVE,
                                  .max_other = body_max};
     if (allow && !opt.allow_ext)
         opt.allow_ext = (const char *const[]){NULL}; /* an empty list allows nothing */
@@ -266,7 +274,7 @@ static int receive(struct req *req, bool raw, bool text, struct abx_error *err)
     }
     r->req = req_ref(req);
     r->upload = u;
-    r->raw = raw;
+    r->unpack = use == RECEIVE_ARCHIVE;
     r->limit = opt.max_bytes;
     r->body_max = raw ? INT64_MAX : body_max;
     r->room = length >= 0 && length < RECEIVE_BUFFER ? (size_t)length + 1 : RECEIVE_BUFFER;
@@ -278,13 +286,14 @@ static int receive(struct req *req, bool raw, bool text, struct abx_error *err)
 
 int route_files_upload_stream(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    return receive(req, type_is(req_content_type(req), "application/octet-stream"), false, err);
+    bool raw = type_is(req_content_type(req), "application/octet-stream");
+    return files_receive(req, raw ? RECEIVE_RAW : RECEIVE_JSON, RECEIVE_BASE64, err);
 }
 
 int route_files_upload(struct req *req, struct resp *resp, struct abx_error *err)
 {
     bool raw = req_query_raw(req, "path", NULL) || type_is(req_content_type(req), "application/octet-stream");
-    return receive(req, raw, true, err);
+    return files_receive(req, raw ? RECEIVE_RAW : RECEIVE_JSON, RECEIVE_TEXT_OR_BASE64, err);
 }
 
 /* === base64 answers ================================================================================== */
