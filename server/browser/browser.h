@@ -72,6 +72,7 @@ struct browser_call {
  * the rest is freed after the call. big: encode value on a worker. */
 struct browser_result {
     const struct abx_error *err;
+    int64_t limit; /* with E_TOO_LARGE: bytes */
     json_t *value;
     char *text;
     size_t len;

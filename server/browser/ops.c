@@ -101,7 +101,7 @@ void op_fail(struct op *op, const struct abx_error *err)
         return;
     }
     struct abx_error copy = *err;
-    struct browser_result r = {.err = &copy};
+    struct browser_result r = {.err = &copy, .limit = op->limit};
     end(op, &r);
 }
 
@@ -232,13 +232,18 @@ static void tell(struct op *op, const char *method, json_t *params)
     cdp_send(op->ctx->b->cdp, op->ctx->session, method, params, NULL, NULL);
 }
 
+static void fail_large(struct op *op, const char *what, size_t limit)
+{
+    op->limit = (int64_t)limit;
+    fail(op, E_TOO_LARGE, "%s: the result is larger than %zu MiB", what, limit / MIB);
+}
+
 static bool failed(struct op *op, const char *what)
 {
     if (op->code == CDP_OK)
         return false;
     if (op->code == CDP_TOO_LARGE)
-        fail(op, E_TOO_LARGE, "%s: the result is larger than %d MiB", what,
-             (int)(CDP_MAX_MESSAGE / MIB));
+        fail_large(op, what, CDP_MAX_MESSAGE);
     else
         fail(op, E_BROWSER, "%s: %s", what, op->message);
     return true;
@@ -825,7 +830,7 @@ static void step_pdf(struct op *op)
         }
         if (op->bytes.len > MAX_DOCUMENT / 4 * 3) {
             tell(op, "IO.close", json_pack("{s:O}", "handle", op->extra));
-            fail(op, E_TOO_LARGE, "pdf: the document is larger than %zu MiB", MAX_DOCUMENT / 4 * 3 / MIB);
+            fail_large(op, "pdf", MAX_DOCUMENT / 4 * 3);
             return;
         }
     } while (!json_is_true(json_object_get(op->reply, "eof")));
@@ -1091,6 +1096,8 @@ static bool threw(struct op *op)
     if (said && strstr(said, "Execution was terminated"))
         fail(op, E_TIMEOUT_500, "evaluate: Timeout %lldms exceeded: the script was stopped",
              (long long)op->call.timeout_ms);
+    else if (said && (strstr(said, "the result is too large") || strstr(said, "the result has too many values")))
+        fail_large(op, "evaluate", MAX_DOCUMENT);
     else
         fail(op, E_BROWSER, "evaluate: %s", said ? said : "the script failed");
     return true;

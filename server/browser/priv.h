@@ -137,6 +137,7 @@ struct op {
     struct buf bytes;
     char *text;
     size_t text_len;
+    int64_t limit; /* bytes; of E_TOO_LARGE */
     struct abx_error error;
 };
 

@@ -133,7 +133,11 @@ static void on_done(void *owner, struct browser_result *r)
     struct abx_error err;
     req_on_gone(p->req, NULL, NULL);
     if (r->err) {
-        req_fail(p->req, r->err);
+        if (r->err->kind == E_TOO_LARGE &&
+            resp_error(req_resp(p->req), r->err, json_pack("{s:I}", "limit", (json_int_t)r->limit)) == 0)
+            req_finish(p->req);
+        else
+            req_fail(p->req, r->err);
         pending_free(p);
         return;
     }

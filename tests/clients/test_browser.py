@@ -104,7 +104,7 @@ class Site(http.server.BaseHTTPRequestHandler):
         elif path == "/never":
             time.sleep(15)
         elif path == "/big":
-            self.answer(200, b"<title>Big</title><pre>" + b"x" * (20 << 20) + b"</pre>", Content_Type="text/html")
+            self.answer(200, b"<title>Big</title><script type=text/plain>" + b"x" * (20 << 20) + b"</script>", Content_Type="text/html")
         elif path in PAGES:
             self.answer(200, PAGES[path].encode(), Content_Type="text/html; charset=utf-8")
         else:
