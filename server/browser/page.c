@@ -135,6 +135,9 @@ static void on_log(struct context *ctx, const json_t *p)
 {
     const json_t *e = json_object_get(p, "entry");
     const json_t *text = json_object_get(e, "text");
+    const char *slash = strrchr(str(e, "url"), '/');
+    if (slash && strcmp(slash, "/favicon.ico") == 0)
+        return; /* asked for by the browser, not by the page */
     if (json_is_string(text))
         page_note(ctx, str(e, "level"), json_string_value(text), json_string_length(text), str(e, "url"),
                   (int)json_integer_value(json_object_get(e, "lineNumber")),

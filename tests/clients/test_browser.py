@@ -5,6 +5,7 @@
 Needs pytest and an installed Chromium; the last tests also need playwright (no bundled browser). What is
 missing is skipped. Ports: ABX_CONF_PORTS (default 20200-20299).
 """
+import asyncio
 import base64
 import concurrent.futures
 import http.server
@@ -791,6 +792,27 @@ def test_the_browser_gets_no_secrets(fresh, site):
     for p in s.browsers():
         environ = pathlib.Path(f"/proc/{p}/environ").read_bytes()
         assert b"tok-123" not in environ and b"hunter2" not in environ
+
+
+def test_the_real_client(fresh, site):
+    client_module = pytest.importorskip("agent_sandbox.api.server_client")
+    s = fresh(params={"allow_private": True}, token="tok-123")
+
+    async def use():
+        browser = client_module.ServerClient(f"http://127.0.0.1:{s.port}", token="tok-123").browser
+        page = await browser.navigate(site + "/")
+        assert (page.url, page.title, page.status) == (site + "/", "T1", 200)
+        assert "Hello" in (await browser.content()).content
+        assert (await browser.screenshot())[:4] == b"\x89PNG"
+        await browser.click("#b")
+        await browser.type("#i", "XY")
+        assert await browser.evaluate("i.value") == "XYold"
+        assert (await browser.pdf())[:5] == b"%PDF-"
+        assert [line["text"] for line in await browser.console()] == ["hello {a: 1} [1, 2]"]
+        with pytest.raises(Exception, match="Timeout 300ms"):
+            await browser.click("#none", timeout=300)
+
+    asyncio.run(use())
 
 
 # --- DevTools clients -------------------------------------------------------------------------------------
