@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "git/combined.h"
 #include "git/repo.h"
+#include "git/submodule.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -22,6 +23,13 @@
 #define CUT_MARK "\n... (truncated at 1MB)"
 #define MAX_CONFLICT_FILE (16 * MIB)
 
+/* Submodules that differ from the index; their paths are the index's. */
+struct subs {
+    struct submodule *list;
+    size_t n, cap;
+    bool failed;
+};
+
 struct ctx {
     const struct git_query *q;
     git_repository *repo;
@@ -32,13 +40,15 @@ struct ctx {
     int abbrev;
     bool quote_high;
     int64_t files, insertions, deletions;
+    struct subs subs;
 };
 
 /* One thing to show, in git's order. */
 struct item {
     const char *path;
-    size_t delta;  /* SIZE_MAX: none */
-    bool unmerged; /* "* Unmerged path", then ours against the work tree */
+    const struct submodule *submodule; /* NULL: a file */
+    size_t delta;                      /* SIZE_MAX: none */
+    bool unmerged;                     /* "* Unmerged path", then ours against the work tree */
 };
 
 /* --- ids -------------------------------------------------------------------------------------- */
@@ -484,6 +494,8 @@ static bool shows(const struct ctx *c, const git_diff_delta *d)
         d->status == GIT_DELTA_IGNORED || d->status == GIT_DELTA_UNREADABLE ||
         d->status == GIT_DELTA_CONFLICTED)
         return false;
+    if (!c->q->staged && d->old_file.mode == GIT_FILEMODE_COMMIT)
+        return false; /* submodule.h */
     return is_asked_for(c, path) && !is_denied(c, path) && !is_denied(c, d->old_file.path);
 }
 
@@ -549,10 +561,67 @@ static int put_intended(struct ctx *c, const char *path)
     return complete_id(c, &d) < 0 ? -1 : put_patch(c, &d, NULL);
 }
 
+static void keep_submodule(void *data, const struct submodule *one)
+{
+    struct subs *subs = data;
+    if (subs->n == subs->cap) {
+        size_t cap = subs->cap ? subs->cap * 2 : 16;
+        struct submodule *grown = realloc(subs->list, cap * sizeof *grown);
+        if (!grown) {
+            subs->failed = true;
+            return;
+        }
+        subs->list = grown;
+        subs->cap = cap;
+    }
+    subs->list[subs->n++] = *one;
+}
+
+static int take_submodules(struct ctx *c, struct item *items, size_t *n, size_t max)
+{
+    if (c->q->staged)
+        return 0;
+    if (submodules_each(c->q, c->repo, c->index, UNTRACKED_IGNORED, 0, keep_submodule, &c->subs) <
+            0 ||
+        c->subs.failed)
+        return -1;
+    for (size_t i = 0; i < c->subs.n && *n < max; i++)
+        if (is_asked_for(c, c->subs.list[i].path) && !is_denied(c, c->subs.list[i].path))
+            items[(*n)++] = (struct item){
+                .path = c->subs.list[i].path, .submodule = &c->subs.list[i], .delta = SIZE_MAX};
+    return 0;
+}
+
+static void put_submodule(struct ctx *c, const struct submodule *one)
+{
+    char hex[GIT_OID_HEXSZ + 1];
+    git_diff_delta d = {
+        .status = one->gone ? GIT_DELTA_DELETED : GIT_DELTA_MODIFIED,
+        .old_file = {.path = one->path, .mode = GIT_FILEMODE_COMMIT, .id = one->recorded},
+        .new_file = {.path = one->path, .mode = GIT_FILEMODE_COMMIT, .id = one->current}};
+    bool moved = differ(&d); /* otherwise only files in it have changed, and git counts no lines */
+    c->insertions += moved && !one->gone;
+    c->deletions += moved;
+    if (is_full(c))
+        return;
+    put_header(c, &d);
+    put_label(c, "--- ", "a/", one->path);
+    put_label(c, "+++ ", "b/", one->gone ? NULL : one->path);
+    git_oid_tostr(hex, sizeof hex, &one->recorded);
+    buf_addf(&c->text, "@@ -1 +%s @@\n-Subproject commit %s\n", one->gone ? "0,0" : "1", hex);
+    git_oid_tostr(hex, sizeof hex, &one->current);
+    if (!one->gone)
+        buf_addf(&c->text, "+Subproject commit %s%s\n", hex, one->dirty ? "-dirty" : "");
+}
+
 static int put_item(struct ctx *c, const struct item *item)
 {
     if (item->unmerged)
         return put_unmerged(c, item->path);
+    if (item->submodule) {
+        put_submodule(c, item->submodule);
+        return 0;
+    }
     return item->delta == SIZE_MAX ? put_intended(c, item->path) : put_delta(c, item->delta);
 }
 
@@ -575,6 +644,9 @@ static int put_all(struct ctx *c, struct abx_error *err)
         items[n++] = (struct item){.path = path, .delta = i};
     }
     take_intended(c, items, &n, max);
+    if (take_submodules(c, items, &n, max) < 0)
+        return repo_late(c->q) ? repo_timed_out("diff", err)
+                               : repo_fail(err, "cannot read a submodule");
     qsort(items, n, sizeof *items, by_path);
     for (size_t i = 0; i < n; i++) {
         if (repo_late(c->q))
@@ -616,6 +688,7 @@ static int make_diff(struct ctx *c, struct abx_error *err)
         if (rc == 0 && !c->q->file) /* git gives the file alone: added, not renamed */
             rc = repo_find_renames(c->diff);
     } else {
+        opts.flags |= GIT_DIFF_IGNORE_SUBMODULES; /* submodule.h */
         rc = git_diff_index_to_workdir(&c->diff, c->repo, c->index, &opts);
     }
     if (rc < 0)
@@ -675,6 +748,7 @@ int git_room_diff(const struct git_query *q, json_t **ret, struct abx_error *err
     rc = 0;
 out:
     buf_done(&c.text);
+    free(c.subs.list);
     git_config_free(config);
     git_diff_free(c.diff);
     git_index_free(c.index);

@@ -118,6 +118,21 @@ static int check_places(const struct git_query *q, git_repository *repo, struct 
     return check_alternates(q, objects.data, 0, err);
 }
 
+int repo_open_at(const struct git_query *q, const char *dir, git_repository **ret)
+{
+    git_repository *repo;
+    struct abx_error ignored;
+    if (git_repository_open_ext(
+            &repo, dir, GIT_REPOSITORY_OPEN_NO_SEARCH | GIT_REPOSITORY_OPEN_CROSS_FS, NULL) < 0)
+        return -1;
+    if (check_places(q, repo, &ignored) < 0) {
+        git_repository_free(repo);
+        return -1;
+    }
+    *ret = repo;
+    return 0;
+}
+
 static bool is_below(const char *path, const char *root)
 {
     size_t n = strlen(root);

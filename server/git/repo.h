@@ -10,6 +10,10 @@
  * the guard's (its files lie outside). The caller frees it. */
 int repo_open(const struct git_query *q, git_repository **ret, struct abx_error *err);
 
+/* Opens exactly this directory (a submodule's), if it is a repository and all of it passes the
+ * guard. */
+int repo_open_at(const struct git_query *q, const char *dir, git_repository **ret);
+
 /* E_GIT with libgit2's last message. Returns -1. */
 int repo_fail(struct abx_error *err, const char *what);
 

@@ -5,6 +5,7 @@
 #include "base/own.h"
 #include "base/utf8.h"
 #include "git/repo.h"
+#include "git/submodule.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -195,6 +196,11 @@ static void take_intended(git_index *index, struct entries *e)
     }
 }
 
+static void take_submodule(void *data, const struct submodule *one)
+{
+    add(data, one->path, NULL, ' ', one->gone ? 'D' : 'M', false);
+}
+
 static void take_worktree(git_diff *diff, git_index *index, struct entries *e)
 {
     bool conflicts = git_index_has_conflicts(index);
@@ -202,7 +208,8 @@ static void take_worktree(git_diff *diff, git_index *index, struct entries *e)
         const git_diff_delta *delta = git_diff_get_delta(diff, i);
         char c = letter(delta);
         const char *path = delta->new_file.path ? delta->new_file.path : delta->old_file.path;
-        if (c == ' ' || (conflicts && is_conflict(index, path)))
+        if (c == ' ' || (conflicts && is_conflict(index, path)) ||
+            (c != '?' && delta->old_file.mode == GIT_FILEMODE_COMMIT))
             continue;
         if (c == '?' && replaces_file(index, path))
             continue;
@@ -237,7 +244,7 @@ static int collect(const struct git_query *q, git_repository *repo, struct entri
         goto broken;
 
     git_buf show = GIT_BUF_INIT;
-    opts.flags |= GIT_DIFF_INCLUDE_UNTRACKED;
+    opts.flags |= GIT_DIFF_INCLUDE_UNTRACKED | GIT_DIFF_IGNORE_SUBMODULES;
     if (git_repository_config_snapshot(&config, repo) == 0 &&
         git_config_get_string_buf(&show, config, "status.showuntrackedfiles") == 0) {
         if (strcmp(show.ptr, "no") == 0)
@@ -248,7 +255,8 @@ static int collect(const struct git_query *q, git_repository *repo, struct entri
     git_buf_dispose(&show);
     if (git_diff_index_to_workdir(&worktree, repo, index, &opts) < 0)
         goto broken;
-    if (add_conflicts(index, e) < 0)
+    if (add_conflicts(index, e) < 0 ||
+        submodules_each(q, repo, index, UNTRACKED_COUNTS, 0, take_submodule, e) < 0)
         goto broken;
     take_staged(staged, index, e);
     take_worktree(worktree, index, e);

@@ -386,6 +386,30 @@ def case_submodule_dirty(r):
     put(f"{r}/mod", "s", "3\n")
 
 
+def case_submodule_only_dirty(r):
+    case_submodule(r)
+    git(r, "add", "mod")
+    git(r, "commit", "-q", "-m", "y")
+    put(f"{r}/mod", "s", "3\n")
+
+
+def case_submodule_untracked(r):
+    case_submodule(r)
+    git(r, "add", "mod")
+    git(r, "commit", "-q", "-m", "y")
+    put(f"{r}/mod", "u", "3\n")
+
+
+def case_submodule_empty(r):
+    case_submodule(r)
+    git(r, "submodule", "-q", "deinit", "-f", "mod")
+
+
+def case_submodule_removed(r):
+    case_submodule(r)
+    git(r, "rm", "-qf", "mod")
+
+
 def case_submodule_new(r):
     sub = r + "-sub"
     init(sub)
