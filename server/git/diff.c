@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "git/combined.h"
 #include "git/repo.h"
+#include "git/scan.h"
 #include "git/submodule.h"
 
 #include <dirent.h>
@@ -678,6 +679,7 @@ static int make_diff(struct ctx *c, struct abx_error *err)
         spec = (char *)c->q->file + n;
         opts.pathspec = (git_strarray){&spec, 1};
     }
+    struct scanned scanned = {0};
     int rc;
     if (c->q->staged) {
         git_tree *tree = NULL;
@@ -689,7 +691,15 @@ static int make_diff(struct ctx *c, struct abx_error *err)
             rc = repo_find_renames(c->diff);
     } else {
         opts.flags |= GIT_DIFF_IGNORE_SUBMODULES; /* submodule.h */
+        if (!spec && scan_worktree(c->q, c->repo, c->index, &scanned) == 0) {
+            static char nothing[] = "/"; /* no path of an index begins so */
+            spec = nothing;
+            opts.pathspec = scanned.tracked.n
+                                ? (git_strarray){scanned.tracked.list, scanned.tracked.n}
+                                : (git_strarray){&spec, 1};
+        }
         rc = git_diff_index_to_workdir(&c->diff, c->repo, c->index, &opts);
+        scanned_done(&scanned);
     }
     if (rc < 0)
         return repo_late(c->q) ? repo_timed_out("diff", err) : repo_fail(err, "cannot compare");
@@ -720,7 +730,7 @@ int git_room_diff(const struct git_query *q, json_t **ret, struct abx_error *err
     int rc = -1, quote = 1;
     if (repo_open(q, &c.repo, err) < 0)
         return -1;
-    if (git_repository_odb(&c.odb, c.repo) < 0 || git_repository_index(&c.index, c.repo) < 0) {
+    if (git_repository_odb(&c.odb, c.repo) < 0 || repo_index(c.repo, &c.index) < 0) {
         repo_fail(err, "cannot read the repository");
         goto out;
     }
@@ -753,6 +763,6 @@ out:
     git_diff_free(c.diff);
     git_index_free(c.index);
     git_odb_free(c.odb);
-    git_repository_free(c.repo);
+    repo_close(q, c.repo);
     return rc;
 }

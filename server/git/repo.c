@@ -19,6 +19,8 @@
 
 #define MAX_ALTERNATES 32
 #define MAX_DEPTH 5
+#define CACHE_BYTES (8 * MIB)
+#define MAX_KEPT_ENTRIES 100000
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -31,7 +33,7 @@ static void start(void)
     git_libgit2_init(); /* a failure shows in the first call */
     git_libgit2_opts(GIT_OPT_SET_OWNER_VALIDATION, 0);
     git_libgit2_opts(GIT_OPT_SET_EXTENSIONS, extensions, ARRAY_LEN(extensions));
-    git_libgit2_opts(GIT_OPT_ENABLE_CACHING, 0);
+    git_libgit2_opts(GIT_OPT_SET_CACHE_MAX_SIZE, (ssize_t)CACHE_BYTES);
 }
 
 int repo_fail(struct abx_error *err, const char *what)
@@ -158,11 +160,111 @@ static int check_directory(const char *path, struct abx_error *err)
     return 0;
 }
 
+/* --- the one kept --------------------------------------------------------------------------- */
+
+/* Reading the index of a large repository costs more than half of a status call, so the last
+ * repository is kept. libgit2 sees by itself when index, references, configuration or attributes
+ * have changed; where the repository lies it reads only once, so what says that is compared. */
+struct kept {
+    char *path;
+    git_repository *repo;
+    struct stat dot_git, config;
+};
+
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept kept; /* under kept_lock */
+
+static void places(git_repository *repo, struct stat *dot_git, struct stat *config)
+{
+    char path[PATH_MAX];
+    *dot_git = *config = (struct stat){0};
+    if ((size_t)snprintf(path, sizeof path, "%s.git", git_repository_workdir(repo)) < sizeof path)
+        (void)lstat(path, dot_git); /* stays zero: never equal to a real one */
+    if ((size_t)snprintf(path, sizeof path, "%sconfig", git_repository_commondir(repo)) <
+        sizeof path)
+        (void)stat(path, config);
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_ino == b->st_ino && a->st_dev == b->st_dev &&
+           a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
+/* A directory's times change with every commit; that it is the same directory is enough. */
+static bool same_place(const struct stat *a, const struct stat *b)
+{
+    return S_ISDIR(a->st_mode)
+               ? S_ISDIR(b->st_mode) && a->st_ino == b->st_ino && a->st_dev == b->st_dev
+               : same_file(a, b);
+}
+
+static git_repository *take_kept(const struct git_query *q)
+{
+    struct stat dot_git, config;
+    pthread_mutex_lock(&kept_lock);
+    struct kept mine = {0};
+    if (kept.path && strcmp(kept.path, q->path) == 0) {
+        mine = kept;
+        kept = (struct kept){0};
+    }
+    pthread_mutex_unlock(&kept_lock);
+    free(mine.path);
+    if (!mine.repo)
+        return NULL;
+    places(mine.repo, &dot_git, &config);
+    if (dot_git.st_ino && same_place(&dot_git, &mine.dot_git) && config.st_ino &&
+        same_file(&config, &mine.config))
+        return mine.repo;
+    git_repository_free(mine.repo);
+    return NULL;
+}
+
+void repo_close(const struct git_query *q, git_repository *repo)
+{
+    struct kept old = {0}, one = {.repo = repo};
+    git_index *index = NULL;
+    if (!repo)
+        return;
+    bool keep =
+        git_repository_index(&index, repo) == 0 && git_index_entrycount(index) <= MAX_KEPT_ENTRIES;
+    git_index_free(index);
+    one.path = keep ? strdup(q->path) : NULL;
+    if (!one.path) {
+        git_repository_free(repo);
+        return;
+    }
+    places(repo, &one.dot_git, &one.config);
+    pthread_mutex_lock(&kept_lock);
+    old = kept;
+    kept = one;
+    pthread_mutex_unlock(&kept_lock);
+    free(old.path);
+    git_repository_free(old.repo);
+}
+
+int repo_index(git_repository *repo, git_index **ret)
+{
+    if (git_repository_index(ret, repo) < 0)
+        return -1;
+    if (git_index_read(*ret, false) == 0)
+        return 0;
+    git_index_free(*ret);
+    *ret = NULL;
+    return -1;
+}
+
 int repo_open(const struct git_query *q, git_repository **ret, struct abx_error *err)
 {
     pthread_once(&once, start);
     if (check_directory(q->path, err) < 0)
         return -1;
+    git_repository *last = take_kept(q);
+    if (last && check_places(q, last, err) == 0) {
+        *ret = last;
+        return 0;
+    }
+    git_repository_free(last);
     autofree char *dir = strdup(q->path);
     if (!dir)
         return abx_fail(err, E_NO_MEMORY, 0, "Out of memory");

@@ -7,8 +7,14 @@
 #include <git2.h>
 
 /* Finds and opens the repository around q->path. Errors: E_GIT (none, bare, broken, inside .git),
- * the guard's (its files lie outside). The caller frees it. */
+ * the guard's (its files lie outside). The caller gives it back with repo_close. */
 int repo_open(const struct git_query *q, git_repository **ret, struct abx_error *err);
+
+/* Keeps it for the next call with the same path, or frees it. */
+void repo_close(const struct git_query *q, git_repository *repo);
+
+/* Its index, as it is on disk now. */
+int repo_index(git_repository *repo, git_index **ret);
 
 /* Opens exactly this directory (a submodule's), if it is a repository and all of it passes the
  * guard. */

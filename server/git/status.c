@@ -5,6 +5,7 @@
 #include "base/own.h"
 #include "base/utf8.h"
 #include "git/repo.h"
+#include "git/scan.h"
 #include "git/submodule.h"
 
 #include <stdio.h>
@@ -196,6 +197,13 @@ static void take_intended(git_index *index, struct entries *e)
     }
 }
 
+static void take_untracked(git_repository *repo, git_index *index, const char *path,
+                           struct entries *e)
+{
+    if (!replaces_file(index, path) && scan_shows_untracked(repo, path))
+        add(e, path, NULL, '?', '?', false);
+}
+
 static void take_submodule(void *data, const struct submodule *one)
 {
     add(data, one->path, NULL, ' ', one->gone ? 'D' : 'M', false);
@@ -227,13 +235,14 @@ static int collect(const struct git_query *q, git_repository *repo, struct entri
     git_tree *tree = NULL;
     git_diff *staged = NULL, *worktree = NULL;
     git_config *config = NULL;
+    struct scanned scanned = {0};
     int rc = -1;
     git_diff_options opts;
     git_diff_options_init(&opts, GIT_DIFF_OPTIONS_VERSION);
     opts.progress_cb = repo_progress;
     opts.payload = (void *)q;
     opts.flags = GIT_DIFF_INCLUDE_TYPECHANGE;
-    if (git_repository_index(&index, repo) < 0) {
+    if (repo_index(repo, &index) < 0) {
         repo_fail(err, "cannot read the index");
         goto out;
     }
@@ -253,13 +262,25 @@ static int collect(const struct git_query *q, git_repository *repo, struct entri
             opts.flags |= GIT_DIFF_RECURSE_UNTRACKED_DIRS;
     }
     git_buf_dispose(&show);
-    if (git_diff_index_to_workdir(&worktree, repo, index, &opts) < 0)
+    bool all = opts.flags & GIT_DIFF_RECURSE_UNTRACKED_DIRS,
+         any = opts.flags & GIT_DIFF_INCLUDE_UNTRACKED;
+    int quick = all ? 1 : scan_worktree(q, repo, index, &scanned);
+    if (quick == 0) {
+        opts.flags =
+            (opts.flags | GIT_DIFF_DISABLE_PATHSPEC_MATCH) & ~(uint32_t)GIT_DIFF_INCLUDE_UNTRACKED;
+        opts.pathspec = (git_strarray){scanned.tracked.list, scanned.tracked.n};
+    }
+    if (quick < 0 || ((quick || scanned.tracked.n > 0) &&
+                      git_diff_index_to_workdir(&worktree, repo, index, &opts) < 0))
         goto broken;
+    for (size_t i = 0; quick == 0 && any && i < scanned.untracked.n; i++)
+        take_untracked(repo, index, scanned.untracked.list[i], e);
     if (add_conflicts(index, e) < 0 ||
         submodules_each(q, repo, index, UNTRACKED_COUNTS, 0, take_submodule, e) < 0)
         goto broken;
     take_staged(staged, index, e);
-    take_worktree(worktree, index, e);
+    if (worktree)
+        take_worktree(worktree, index, e);
     if (!e->failed)
         take_intended(index, e);
     rc = e->failed ? abx_fail(err, E_NO_MEMORY, 0, "Out of memory") : 0;
@@ -268,6 +289,7 @@ static int collect(const struct git_query *q, git_repository *repo, struct entri
 broken:
     rc = repo_late(q) ? repo_timed_out("status", err) : repo_fail(err, "cannot read the status");
 out:
+    scanned_done(&scanned);
     git_config_free(config);
     git_diff_free(worktree);
     git_diff_free(staged);
@@ -390,6 +412,6 @@ int git_room_status(const struct git_query *q, json_t **ret, struct abx_error *e
     rc = 0;
 out:
     entries_done(&e);
-    git_repository_free(repo);
+    repo_close(q, repo);
     return rc;
 }

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 ENV = dict(os.environ, GIT_AUTHOR_NAME="a", GIT_AUTHOR_EMAIL="a@b", GIT_COMMITTER_NAME="a", GIT_COMMITTER_EMAIL="a@b",
            GIT_AUTHOR_DATE="2024-01-01T00:00:00Z", GIT_COMMITTER_DATE="2024-01-01T00:00:00Z", LC_ALL="C",
@@ -408,6 +409,48 @@ def case_submodule_empty(r):
 def case_submodule_removed(r):
     case_submodule(r)
     git(r, "rm", "-qf", "mod")
+
+
+def case_large(r):
+    init(r)
+    for i in range(700):
+        put(r, f"d{i // 70}/s-{i // 7}/f{i}", lines(i))
+    for n in ("a", "a-b/x", "a.b/x", "a/x", "a0/x", "gone/x", "y", "ignored/t"):
+        if n != "a":
+            put(r, n, "x\n")
+    put(r, ".gitignore", "ignored/\n*.o\n")
+    git(r, "add", "-f", "ignored/t")
+    commit(r)
+    os.utime(f"{r}/d0/s-0/f0", (1, 1))
+    put(r, "d1/s-10/f70", "changed\n")
+    os.chmod(f"{r}/d1/s-10/f71", 0o755)
+    link(r, "d1/s-10/f72", "x")
+    os.unlink(f"{r}/d2/s-20/f140")
+    shutil.rmtree(f"{r}/gone")
+    shutil.rmtree(f"{r}/a0")
+    put(r, "a0", "now a file\n")
+    os.unlink(f"{r}/y")
+    put(r, "y/z", "now a directory\n")
+    put(r, "a/new", "x\n")
+    put(r, "a-b/x.o", "x\n")
+    put(r, "ignored/u", "x\n")
+    put(r, "ignored/t", "y\n")
+    put(r, "fresh/deep/er", "x\n")
+    put(r, "onlyignored/x.o", "x\n")
+    put(r, "d3/s-30/untracked", "x\n")
+    os.makedirs(f"{r}/void")
+    link(r, "dlink", "d3")
+    put(r, "d4/s-40/f280", lines(280, 1))
+    git(r, "add", "d4")
+
+
+def case_large_clean(r):
+    init(r)
+    for i in range(700):
+        put(r, f"d{i // 70}/f{i}", lines(i))
+    commit(r)
+    time.sleep(0.02)
+    git(r, "status")
 
 
 def case_submodule_new(r):
