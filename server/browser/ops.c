@@ -1251,6 +1251,7 @@ void op_start(struct op *op)
     if (ctx->covered) {
         ctx->covered = false;
         tell(op, "Page.bringToFront", NULL);
+        tell(op, "Emulation.setDeviceMetricsOverride", page_metrics(ctx));
     }
     op->step(op);
 }

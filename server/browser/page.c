@@ -386,7 +386,7 @@ static void intercept(struct browser *b, const char *session)
              NULL);
 }
 
-static json_t *metrics_of(const struct context *ctx)
+json_t *page_metrics(const struct context *ctx)
 {
     return json_pack("{s:i, s:i, s:f, s:b}", "width", ctx->width, "height", ctx->height,
                      "deviceScaleFactor", ctx->scale, "mobile", 0);
@@ -420,7 +420,7 @@ static void set_up(struct context *ctx, struct target *t)
     if (t->waiting)
         tell(ctx, "Runtime.runIfWaitingForDebugger", NULL);
     t->waiting = false;
-    ask(ctx, ctx->session, "Emulation.setDeviceMetricsOverride", metrics_of(ctx), on_set_up);
+    ask(ctx, ctx->session, "Emulation.setDeviceMetricsOverride", page_metrics(ctx), on_set_up);
 }
 
 static struct target *find_target(struct browser *b, const char *id)

@@ -84,7 +84,7 @@ struct context {
     struct request_id *requests;
     size_t n_requests, cap_requests;
     uint64_t quiet_since;
-    bool covered;            /* another page was opened in its window: it draws nothing until it is in front */
+    bool covered;            /* others may have taken the front of its window (then it draws nothing) or its size */
 
     int width, height;
     double scale;
@@ -168,6 +168,8 @@ void page_root_event(struct browser *b, const struct cdp_head *h);
 bool page_event(struct browser *b, const struct cdp_head *h);
 void page_note(struct context *ctx, const char *type, const char *text, size_t len, const char *url,
                int line, double at);
+/* Parameters of Emulation.setDeviceMetricsOverride. New object, or NULL. */
+json_t *page_metrics(const struct context *ctx);
 void page_targets_clear(struct browser *b);
 void page_forget_context(struct context *ctx);
 void target_free(struct target *t);

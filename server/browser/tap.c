@@ -369,7 +369,9 @@ void tap_close(struct tap *t)
     }
     list_for_each(it, &b->contexts)
     {
-        list_entry(it, struct context, link)->used_ms = loop_now(b->loop);
+        struct context *ctx = list_entry(it, struct context, link);
+        ctx->used_ms = loop_now(b->loop);
+        ctx->covered = true; /* it may have changed the pages' sizes and order */
     }
     tap_free(t);
     browser_touch(b);
