@@ -135,6 +135,15 @@ int repo_open_at(const struct git_query *q, const char *dir, git_repository **re
     return 0;
 }
 
+/* git calls it no repository at all; a branch without commits is fine. */
+static int check_head(git_repository *repo, struct abx_error *err)
+{
+    git_reference *head = NULL;
+    int rc = git_reference_lookup(&head, repo, "HEAD");
+    git_reference_free(head);
+    return rc < 0 ? repo_fail(err, "the repository's HEAD is broken") : 0;
+}
+
 static bool is_below(const char *path, const char *root)
 {
     size_t n = strlen(root);
@@ -260,7 +269,7 @@ int repo_open(const struct git_query *q, git_repository **ret, struct abx_error 
     if (check_directory(q->path, err) < 0)
         return -1;
     git_repository *last = take_kept(q);
-    if (last && check_places(q, last, err) == 0) {
+    if (last && check_places(q, last, err) == 0 && check_head(last, err) == 0) {
         *ret = last;
         return 0;
     }
@@ -273,7 +282,7 @@ int repo_open(const struct git_query *q, git_repository **ret, struct abx_error 
         int rc = git_repository_open_ext(
             &repo, dir, GIT_REPOSITORY_OPEN_NO_SEARCH | GIT_REPOSITORY_OPEN_CROSS_FS, NULL);
         if (rc == 0) {
-            if (check_places(q, repo, err) < 0) {
+            if (check_places(q, repo, err) < 0 || check_head(repo, err) < 0) {
                 git_repository_free(repo);
                 return -1;
             }
