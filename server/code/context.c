@@ -122,6 +122,13 @@ bool context_language(const struct language *lang)
 
 /* --- a run's end ---------------------------------------------------------------------------------- */
 
+static void arm(struct context *x, void (*fn)(void *data), uint64_t after_ms)
+{
+    timer_stop(&x->timer);
+    x->timer.fn = fn;
+    timer_start(&x->timer, after_ms);
+}
+
 static void rest(void *data)
 {
     context_free(data); /* idle for too long */
@@ -149,8 +156,7 @@ static void finish(struct context *x, int sys, int exit_code)
     output_done(&x->out[1]);
     json_decref(take_ptr(x->answer));
     if (x->owner->limits.idle_ms > 0) {
-        timer_init(&x->timer, x->owner->loop, rest, x);
-        timer_start(&x->timer, x->owner->limits.idle_ms);
+        arm(x, rest, x->owner->limits.idle_ms);
     }
 }
 
@@ -441,8 +447,7 @@ int context_run(struct contexts *c, const char *id, bool reset, const struct cod
         x->pipes[i].marked = false;
         output_init(&x->out[i], o->max_output);
     }
-    timer_init(&x->timer, c->loop, out_of_time, x);
-    timer_start(&x->timer, o->timeout_ms);
+    arm(x, out_of_time, o->timeout_ms);
     send_order(x);
     return 0;
 }
