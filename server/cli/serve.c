@@ -315,7 +315,11 @@ static int start(struct server *s)
         return fail("policy error", &err);
     app->loop = loop_new();
     app->spawner = app->loop ? spawner_new(app->loop) : NULL; /* before the limit is raised: it keeps the old one */
-    app->env = app->spawner ? cli_child_environment(s->doc) : NULL;
+    if (policy_doc_hash_tokens(s->doc, &err) < 0)
+        return fail("policy error", &err);
+    /* Wiped before the first child runs: a command's file could look at our block. */
+    app->env = app->spawner ? env_new(environ, policy_doc_token_envs(s->doc)) : NULL;
+    wipe_token(s->doc);
     if (!app->env) {
         fputs("abx-server: can't set up the event loop\n", stderr);
         return EXIT_FAILED;
@@ -331,8 +335,6 @@ static int start(struct server *s)
     }
     if (build_site(s, s->registry, NULL, &site, &err) < 0)
         return fail("configuration error", &err);
-    env_free(env_new(environ, policy_doc_token_envs(s->doc))); /* wipes the secrets of our own block */
-    wipe_token(s->doc);
     print_lint(site_policy(site));
 
     app->http = http_new(&(struct http_config){

@@ -79,6 +79,10 @@ int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struc
 /* NULL-terminated names of every token_env, for scrubbing. Owned by the document. */
 const char *const *policy_doc_token_envs(const struct policy_doc *doc);
 
+/* Reads the variable of every token_env now and keeps its SHA-256, so that the environment can be wiped before
+ * the policy is compiled. Unset ones are left for policy_compile to complain about. Errors: E_NO_MEMORY. */
+int policy_doc_hash_tokens(struct policy_doc *doc, struct abx_error *err);
+
 /* base_dir of the document, or NULL. */
 const char *policy_doc_base_dir(const struct policy_doc *doc);
 

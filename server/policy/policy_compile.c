@@ -588,6 +588,14 @@ static int hex_value(char c)
     return c <= '9' ? c - '0' : c - 'a' + 10;
 }
 
+static const uint8_t *noted_hash(const struct policy_doc *doc, const char *env)
+{
+    for (size_t i = 0; doc->env_hashes && doc->token_envs[i]; i++)
+        if (doc->env_hashes[i].set && strcmp(doc->token_envs[i], env) == 0)
+            return doc->env_hashes[i].hash;
+    return NULL;
+}
+
 static int read_token(struct policy *p, const struct policy_inputs *in, const json_t *json,
                       struct token *t, struct abx_error *err)
 {
@@ -603,7 +611,9 @@ static int read_token(struct policy *p, const struct policy_inputs *in, const js
             t->hash[i] = (uint8_t)(hex_value(hash[2 * i]) << 4 | hex_value(hash[2 * i + 1]));
         return 0;
     }
-    const uint8_t *former = former_hash(in->previous, t->env);
+    const uint8_t *former = noted_hash(in->doc, t->env);
+    if (!former)
+        former = former_hash(in->previous, t->env);
     if (in->doc->has_server_token && strcmp(t->env, SERVER_TOKEN_ENV) == 0) {
         memcpy(t->hash, in->doc->server_hash, SHA256_LEN);
     } else if (former) {

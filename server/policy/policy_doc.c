@@ -892,6 +892,7 @@ void policy_doc_free(struct policy_doc *doc)
         return;
     json_decref(doc->json);
     free(doc->token_envs);
+    free(doc->env_hashes);
     crypto_wipe(doc->server_hash, sizeof(doc->server_hash));
     free(doc);
 }
@@ -955,6 +956,26 @@ int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struc
         return -1;
     sha256(token, strlen(token), doc->server_hash);
     doc->has_server_token = true;
+    return 0;
+}
+
+int policy_doc_hash_tokens(struct policy_doc *doc, struct abx_error *err)
+{
+    size_t n = 0;
+
+    while (doc->token_envs[n])
+        n++;
+    struct env_hash *hashes = calloc(n + 1, sizeof(*hashes));
+    if (!hashes)
+        return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const char *value = getenv(doc->token_envs[i]);
+        hashes[i].set = value && *value;
+        if (hashes[i].set)
+            sha256(value, strlen(value), hashes[i].hash);
+    }
+    free(doc->env_hashes);
+    doc->env_hashes = hashes;
     return 0;
 }
 

@@ -37,6 +37,10 @@ struct policy_doc {
     const char **token_envs; /* NULL-terminated, borrowed from json */
     bool has_server_token;   /* auth.tokens is the one of ABX_SERVER_TOKEN, whose hash is here */
     uint8_t server_hash[SHA256_LEN];
+    struct env_hash { /* of token_envs, in their order; NULL: not read yet */
+        bool set;
+        uint8_t hash[SHA256_LEN];
+    } *env_hashes;
 };
 
 /* The one document of a YAML 1.1 stream as JSON, scalars read as safe_load reads them. Aliases, merge

@@ -98,6 +98,8 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def rss(self):
+        if SLOW > 1:
+            return 0  # sanitizers keep freed memory
         return int(pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096
 
     def stop(self):
