@@ -269,17 +269,29 @@ static void find_holders(const char *root, struct listeners *l, const struct por
 
 /* --- the answer ------------------------------------------------------------------------------- */
 
-static json_t *process_name(const char *root, int pid)
+/* Names of processes: most sockets of one holder come in a row. */
+struct last_name {
+    int pid;
+    json_t *name;
+};
+
+static json_t *process_name(const char *root, int pid, struct last_name *last)
 {
     char path[64];
-    autobuf struct buf text = BUF_INIT;
-    snprintf(path, sizeof path, "/proc/%d/comm", pid);
-    if (!pid || file_read(root, path, 256, &text) < 0)
+    if (!pid)
         return json_null();
-    return json_bytes(text.data, strcspn(text.data, "\n"));
+    if (last->pid != pid) {
+        autobuf struct buf text = BUF_INIT;
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        bool known = file_read(root, path, 256, &text) == 0;
+        json_decref(last->name);
+        last->name = known ? json_bytes(text.data, strcspn(text.data, "\n")) : json_null();
+        last->pid = pid;
+    }
+    return json_incref(last->name);
 }
 
-static json_t *describe(const char *root, const struct listener *one)
+static json_t *describe(const char *root, const struct listener *one, struct last_name *last)
 {
     char text[INET6_ADDRSTRLEN] = "", shown[INET6_ADDRSTRLEN + 2];
     (void)inet_ntop(one->v6 ? AF_INET6 : AF_INET, one->addr, text, sizeof text); /* room for any */
@@ -287,7 +299,7 @@ static json_t *describe(const char *root, const struct listener *one)
     return json_pack("{s:i, s:s, s:s, s:o, s:o, s:I}", "port", one->port, "protocol",
                      one->v6 ? "tcp6" : "tcp", "address", shown, "pid",
                      one->pid ? json_integer(one->pid) : json_null(), "process",
-                     process_name(root, one->pid), "inode", (json_int_t)one->inode);
+                     process_name(root, one->pid, last), "inode", (json_int_t)one->inode);
 }
 
 static void remember(const struct listeners *l, struct port_owners *owners)
@@ -325,8 +337,10 @@ json_t *ports_list(const char *root, struct port_owners *owners, struct abx_erro
     }
     find_holders(root, &l, owners);
     json_t *list = json_array();
+    struct last_name last = {0};
     for (size_t i = 0; i < l.n; i++)
-        json_array_append_new(list, describe(root, &l.list[i]));
+        json_array_append_new(list, describe(root, &l.list[i], &last));
+    json_decref(last.name);
     bool whole = list && json_array_size(list) == l.n;
     remember(&l, owners);
     free(l.list);
