@@ -148,8 +148,15 @@ void browser_down(struct browser *b, const char *why)
     list_for_each_safe(it, &b->contexts)
     {
         struct context *ctx = list_entry(it, struct context, link);
+        bool opening = ctx->state == PAGE_OPENING;
         ctx->browser_context[0] = '\0';
         page_drop(ctx, reason);
+        /* A browser that dies of opening a page is not started again and again for the same call. */
+        if (opening && !list_empty(&ctx->queue)) {
+            struct abx_error err;
+            abx_fail(&err, E_BROWSER, 0, "%s", reason);
+            op_fail(list_entry(ctx->queue.next, struct op, link), &err);
+        }
     }
     tap_browser_down(b, NULL);
     list_for_each_safe(it, &b->contexts)

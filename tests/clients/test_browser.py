@@ -346,6 +346,47 @@ def test_url_rules_hold_for_everything_a_page_loads(fresh, site):
     assert s.js("fetch('/static').then(()=>'reached',()=>'refused')") == "reached"
 
 
+def test_local_files_and_inner_pages_stay_shut(fresh):
+    s = fresh()
+    for url in ("file:///etc/passwd", "chrome://version", "view-source:file:///etc/passwd"):
+        s.js(f"location.href='{url}'; 1")
+        s.js(f"window.open('{url}'); 1")
+        s.js(f"document.body.innerHTML='<iframe src=\"{url}\"></iframe>'; new Promise(r=>setTimeout(r,200,1))")
+        content = s.get("content")[1]
+        assert content["url"] == "about:blank" and "root:" not in content["content"]
+
+
+@pytest.mark.parametrize("way", ["proxy", "remote"])
+def test_without_a_proxy_of_its_own_requests_are_judged_one_by_one(fresh, site, way):
+    browser = None
+    if way == "proxy":
+        env = {"http_proxy": f"http://127.0.0.1:{DEAD}"}
+    else:
+        profile = tempfile.mkdtemp(prefix="abx-test-")
+        port = HIGH - 2
+        browser = subprocess.Popen([CHROMIUM, "--headless=new", "--no-sandbox", f"--user-data-dir={profile}",
+                                    f"--remote-debugging-port={port}", "--no-first-run", "about:blank"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        assert wait_until(lambda: subprocess.run(["curl", "-sf", f"http://127.0.0.1:{port}/json/version"],
+                                                 stdout=subprocess.DEVNULL).returncode == 0, 20)
+        env = {"ABX_BROWSER_CDP_URL": f"http://127.0.0.1:{port}"}
+    try:
+        s = fresh(params={"loopback_ports": [str(SITE)]}, env=env)
+        assert s.ok("navigate", url=site + "/two", wait_until="load")["title"] == "Two"
+        assert s.post("navigate", url=site + "/to-dead", wait_until="load")[1]["code"] == "url_denied"
+        s.ok("navigate", url=site + "/two", wait_until="load")
+        assert s.js(f"fetch('http://127.0.0.1:{PORT}/health',{{mode:'no-cors'}}).then(()=>'reached',()=>'refused')") \
+            == "refused"
+        assert s.js("'x'.repeat(3<<20).length") == 3 << 20 and len(s.js("'x'.repeat(3<<20)")) == 3 << 20
+        s.ok("screenshot")
+        s.stop()
+    finally:
+        if browser:
+            os.killpg(browser.pid, signal.SIGKILL)
+            browser.wait()
+            shutil.rmtree(profile, ignore_errors=True)
+
+
 # --- evaluate ----------------------------------------------------------------------------------------
 
 
@@ -754,6 +795,23 @@ def test_nothing_is_left_after_stop_and_after_kill(fresh, site):
     s.start()
     assert wait_until(lambda: not list(pathlib.Path(s.tmp).glob("abx-browser*")), 3)
     s.ok("navigate", url=site + "/", wait_until="load")
+
+
+def test_the_server_stops_in_the_middle_of_calls(fresh, site):
+    s = fresh(params={"allow_private": True})
+    s.ok("navigate", url=site + "/", wait_until="load")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(s.post, "evaluate", script="new Promise(()=>{})", timeout=20000) for _ in range(4)]
+        time.sleep(0.3)
+        start = time.monotonic()
+        assert s.stop() == 0
+        assert time.monotonic() - start < 5
+        for job in jobs:
+            try:
+                assert job.result()[0] >= 500
+            except OSError:
+                pass
+    assert wait_until(lambda: not s.browsers(), 3)
 
 
 def test_idle_browsers_end_and_come_back(fresh, site):
