@@ -18,6 +18,7 @@ import pytest
 BINARY = os.path.abspath(os.environ.get("ABX_SERVER", "build/server/abx-server"))
 LOW, HIGH = (int(n) for n in os.environ.get("ABX_CONF_PORTS", "19950-19990").split("-"))
 LONG = os.environ.get("SOAK") == "1"
+SANITIZED = os.environ.get("ABX_SANITIZED") == "1"  # freed memory is kept for a while: no memory bounds
 
 
 def free_port(skip=0):
@@ -244,7 +245,7 @@ def test_long_answers_cost_disk_and_not_memory(server):
     assert status == 200 and len(got["stdout"]) == 40000000 and got["stderr"] == "end\n"
     status, got = server.shell("bash -c 'head -c 5000000 /dev/zero | tr \"\\0\" x; sleep 9'", timeout=2)
     assert status == 500 and len(got["stdout"]) == 5000000
-    assert server.memory("VmHWM") - base < 32 << 20
+    assert SANITIZED or server.memory("VmHWM") - base < 32 << 20
     assert server.shell("echo ok")[1]["stdout"] == "ok\n"
 
 
@@ -256,7 +257,7 @@ def test_reader_that_stalls_stops_the_program(server):
     s.recv(65536)
     end = time.monotonic() + (30 if LONG else 4)
     while time.monotonic() < end:
-        assert server.memory() - base < 16 << 20
+        assert SANITIZED or server.memory() - base < 16 << 20
         assert server.shell("echo ok")[1]["stdout"] == "ok\n"
         time.sleep(0.1)
     s.close()
@@ -592,4 +593,4 @@ def test_soak(server):
         for pid in pids:
             assert wait_exit(server, pid) == 0
     back_to_base(server, fds, threads)
-    assert server.memory() - base < 8 << 20
+    assert SANITIZED or server.memory() - base < 8 << 20
