@@ -19,6 +19,7 @@ static const char help[] =
     "  serve          run the server (the default)\n"
     "  healthcheck    ask a running server whether it is up; exit status 0 or 1\n"
     "  check-config   read a policy, show what it means, warn about its traps\n"
+    "  init           write a template to start from\n"
     "  version        print the version\n"
     "\n"
     "abx-server --cflags prints what a compiler needs to build a commands file.\n"
@@ -106,6 +107,7 @@ static const struct {
     {"serve", cli_serve},
     {"healthcheck", cli_healthcheck},
     {"check-config", cli_check_config},
+    {"init", cli_init},
     {"version", version},
 };
 

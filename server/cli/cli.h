@@ -16,6 +16,7 @@ int cli_main(int argc, char **argv);
 int cli_serve(int argc, char **argv);
 int cli_healthcheck(int argc, char **argv);
 int cli_check_config(int argc, char **argv);
+int cli_init(int argc, char **argv);
 
 /* getopt_long with our messages: long options (unambiguous prefixes too), -h; unknown ones are refused on
  * stderr with a near miss. Returns the option's val, -1 at the end, '?' after a usage error was printed
