@@ -15,16 +15,15 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-/* How it works. A context is a session's queue of calls, its page and its console. context_pump moves
- * it on: browser off -> start it; no page -> open one; else run the next call. Whatever finishes
- * something (browser up, page ready, call done) pumps again. */
+/* How it works. A context is a session's queue of calls, its page and its console. context_pump
+ * moves it on: browser off -> start it; no page -> open one; else run the next call. Whatever
+ * finishes something (browser up, page ready, call done) pumps again. */
 
 #define START_MS 14000
 #define SWEEP_MS 15000
 #define MAX_SESSIONS 8
 #define SESSION_IDLE_MS (10 * 60 * 1000)
 #define MAX_QUEUE 64
-
 
 /* --- policy --------------------------------------------------------------------------------- */
 
@@ -56,7 +55,8 @@ static int judge(const struct rule *r, const char *url, size_t len, struct abx_e
     return result;
 }
 
-int browser_judge_url(const struct policy *policy, const char *url, size_t len, struct abx_error *err)
+int browser_judge_url(const struct policy *policy, const char *url, size_t len,
+                      struct abx_error *err)
 {
     return judge(policy_find(policy, "browser_navigate"), url, len, err);
 }
@@ -70,7 +70,8 @@ static bool is_loopback(const struct sockaddr *addr)
            (IN6_IS_ADDR_LOOPBACK(a) || (IN6_IS_ADDR_V4MAPPED(a) && a->s6_addr[12] == 127));
 }
 
-bool browser_may_reach(const struct browser *b, const char *host, int port, const struct sockaddr *addr)
+bool browser_may_reach(const struct browser *b, const char *host, int port,
+                       const struct sockaddr *addr)
 {
     const struct rule *r = browser_rule(b);
     if (r && rule_flag(r, PARAM_allow_private, false))
@@ -151,7 +152,8 @@ void browser_down(struct browser *b, const char *why)
         bool opening = ctx->state == PAGE_OPENING;
         ctx->browser_context[0] = '\0';
         page_drop(ctx, reason);
-        /* A browser that dies of opening a page is not started again and again for the same call. */
+        /* A browser that dies of opening a page is not started again and again for the same call.
+         */
         if (opening && !list_empty(&ctx->queue)) {
             struct abx_error err;
             abx_fail(&err, E_BROWSER, 0, "%s", reason);
@@ -159,13 +161,11 @@ void browser_down(struct browser *b, const char *why)
         }
     }
     tap_browser_down(b, NULL);
-    list_for_each_safe(it, &b->contexts)
-    {
-        context_pump(list_entry(it, struct context, link));
-    }
+    list_for_each_safe(it, &b->contexts) { context_pump(list_entry(it, struct context, link)); }
 }
 
-static void start_failed(struct browser *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void start_failed(struct browser *b, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 static void start_failed(struct browser *b, const char *fmt, ...)
 {
     struct abx_error err;
@@ -180,7 +180,8 @@ static void start_failed(struct browser *b, const char *fmt, ...)
 
 static void start_now(struct browser *b);
 
-/* It ended before it answered. Without user namespaces its own sandbox can't be had: once more without. */
+/* It ended before it answered. Without user namespaces its own sandbox can't be had: once more
+ * without. */
 static void start_died(struct browser *b, const char *how)
 {
     const char *words = chrome_last_words(b->chrome);
@@ -242,7 +243,8 @@ static void on_version(void *data, struct cdp_answer *a)
     }
     const char *product = json_string_value(json_object_get(a->result, "product"));
     const char *agent = json_string_value(json_object_get(a->result, "userAgent"));
-    (void)snprintf(b->product, sizeof b->product, "%s", product ? product : ""); /* cut: only shown */
+    (void)snprintf(b->product, sizeof b->product, "%s",
+                   product ? product : ""); /* cut: only shown */
     (void)snprintf(b->user_agent, sizeof b->user_agent, "%s", agent ? agent : "");
 }
 
@@ -261,10 +263,7 @@ static void on_attaching(void *data, struct cdp_answer *a)
     log_info("browser: %s is up (pid %d)", b->product, (int)chrome_pid(b->chrome));
     browser_touch(b);
     tap_browser_up(b);
-    list_for_each_safe(it, &b->contexts)
-    {
-        context_pump(list_entry(it, struct context, link));
-    }
+    list_for_each_safe(it, &b->contexts) { context_pump(list_entry(it, struct context, link)); }
 }
 
 static void greet(struct browser *b)
@@ -274,9 +273,9 @@ static void greet(struct browser *b)
              json_pack("{s:s, s:b}", "behavior", "deny", "eventsEnabled", 1), NULL, NULL);
     /* Pages and workers wait until they are set up here; nothing runs unguarded. */
     cdp_send(b->cdp, NULL, "Target.setAutoAttach",
-             json_pack("{s:b, s:b, s:b, s:[{s:s}, {s:s}, {s:s}]}", "autoAttach", 1, "waitForDebuggerOnStart",
-                       1, "flatten", 1, "filter", "type", "page", "type", "service_worker", "type",
-                       "shared_worker"),
+             json_pack("{s:b, s:b, s:b, s:[{s:s}, {s:s}, {s:s}]}", "autoAttach", 1,
+                       "waitForDebuggerOnStart", 1, "flatten", 1, "filter", "type", "page", "type",
+                       "service_worker", "type", "shared_worker"),
              on_attaching, b);
 }
 
@@ -293,10 +292,7 @@ static void on_chrome_up(void *owner, int read_fd, int write_fd)
         greet(b);
 }
 
-static void on_remote_open(void *owner)
-{
-    greet(owner);
-}
+static void on_remote_open(void *owner) { greet(owner); }
 
 static void on_remote_message(void *owner, char *text, size_t len)
 {
@@ -356,7 +352,8 @@ static void start_now(struct browser *b)
         static const struct wsclient_ops ops = {
             .open = on_remote_open, .message = on_remote_message, .closed = on_remote_closed};
         b->cdp = cdp_new(b->loop, &remote_callbacks, b);
-        b->remote = b->cdp ? wsclient_open(b->loop, b->cdp_url, CDP_MAX_MESSAGE, &ops, b, &err) : NULL;
+        b->remote =
+            b->cdp ? wsclient_open(b->loop, b->cdp_url, CDP_MAX_MESSAGE, &ops, b, &err) : NULL;
         if (!b->remote)
             start_failed(b, "ABX_BROWSER_CDP_URL: %s", b->cdp ? err.message : "out of memory");
         return;
@@ -390,10 +387,7 @@ static void on_turn(void *data)
     struct browser *b = data;
     if (b->state == BROWSER_STARTING && !b->chrome && !b->cdp)
         start_now(b);
-    list_for_each_safe(it, &b->contexts)
-    {
-        context_pump(list_entry(it, struct context, link));
-    }
+    list_for_each_safe(it, &b->contexts) { context_pump(list_entry(it, struct context, link)); }
 }
 
 void browser_wake(struct browser *b)
@@ -410,7 +404,8 @@ void browser_wake(struct browser *b)
 void browser_touch(struct browser *b)
 {
     if (b->state != BROWSER_OFF && !timer_running(&b->idle_timer))
-        timer_start(&b->idle_timer, b->idle_ms > 0 && b->idle_ms < SWEEP_MS ? b->idle_ms : SWEEP_MS);
+        timer_start(&b->idle_timer,
+                    b->idle_ms > 0 && b->idle_ms < SWEEP_MS ? b->idle_ms : SWEEP_MS);
 }
 
 static void context_free(struct context *ctx)
@@ -541,11 +536,12 @@ static const char *keep(struct arena *arena, const char *s, bool *failed)
     return copy;
 }
 
-struct op *browser_submit(struct browser *b, const struct browser_call *call, browser_done done, void *owner,
-                          struct abx_error *err)
+struct op *browser_submit(struct browser *b, const struct browser_call *call, browser_done done,
+                          void *owner, struct abx_error *err)
 {
     if (!browser_session_valid(call->session)) {
-        abx_fail(err, E_VALUE, 0, "A session's name is made of at most %d letters, digits, '.', '_', '-'",
+        abx_fail(err, E_VALUE, 0,
+                 "A session's name is made of at most %d letters, digits, '.', '_', '-'",
                  BROWSER_SESSION_MAX);
         return NULL;
     }
@@ -596,7 +592,8 @@ struct op *browser_submit(struct browser *b, const struct browser_call *call, br
 
 /* --- what needs no page --------------------------------------------------------------------- */
 
-json_t *browser_console(struct browser *b, const char *owner, const char *session, size_t *ret_dropped)
+json_t *browser_console(struct browser *b, const char *owner, const char *session,
+                        size_t *ret_dropped)
 {
     json_t *logs = json_array();
     struct context *ctx = context_find(b, owner, session);
@@ -606,8 +603,9 @@ json_t *browser_console(struct browser *b, const char *owner, const char *sessio
     ctx->used_ms = loop_now(b->loop);
     for (size_t i = 0; i < ctx->n_lines; i++) {
         struct line *l = &ctx->lines[(ctx->first_line + i) % CONSOLE_KEPT];
-        json_array_append_new(logs, json_pack("{s:s, s:s, s:f, s:s, s:i}", "type", l->type, "text", l->text,
-                                              "timestamp", l->at, "url", l->url, "line", l->line));
+        json_array_append_new(logs, json_pack("{s:s, s:s, s:f, s:s, s:i}", "type", l->type, "text",
+                                              l->text, "timestamp", l->at, "url", l->url, "line",
+                                              l->line));
         free(l->type);
         free(l->text);
         free(l->url);
@@ -625,11 +623,10 @@ json_t *browser_sessions(struct browser *b, const char *owner)
         struct context *ctx = list_entry(it, struct context, link);
         if (*ctx->name && strcmp(ctx->owner, owner) != 0)
             continue;
-        json_array_append_new(
-            list, json_pack("{s:s, s:s, s:b, s:f}", "session", ctx->name, "url",
-                            ctx->state == PAGE_NONE ? "" : ctx->url, "busy",
-                            ctx->running || ctx->n_queue > 0, "idle_seconds",
-                            (double)(loop_now(b->loop) - ctx->used_ms) / 1000));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:b, s:f}", "session", ctx->name, "url",
+                                              ctx->state == PAGE_NONE ? "" : ctx->url, "busy",
+                                              ctx->running || ctx->n_queue > 0, "idle_seconds",
+                                              (double)(loop_now(b->loop) - ctx->used_ms) / 1000));
     }
     return json_pack("{s:b, s:s, s:s, s:o}", "running", b->state == BROWSER_UP, "program",
                      chrome_program(b->chrome), "product", b->product, "sessions", list);
@@ -644,15 +641,9 @@ bool browser_session_close(struct browser *b, const char *owner, const char *ses
     return true;
 }
 
-const char *browser_product(const struct browser *b)
-{
-    return b->product;
-}
+const char *browser_product(const struct browser *b) { return b->product; }
 
-const char *browser_user_agent(const struct browser *b)
-{
-    return b->user_agent;
-}
+const char *browser_user_agent(const struct browser *b) { return b->user_agent; }
 
 /* --- whole ---------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 #pragma once
-/* The browser: one Chromium, started on first use, and in it one page per session. Every call names a
- * session and is answered by a callback; calls of one session run one after the other, sessions side by
- * side. Loop thread. docs/browser.md says what each call does.
+/* The browser: one Chromium, started on first use, and in it one page per session. Every call names
+ * a session and is answered by a callback; calls of one session run one after the other, sessions
+ * side by side. Loop thread. docs/browser.md says what each call does.
  *
  * Costs nothing until the first call: no process, no socket, no timer. */
 
@@ -56,20 +56,20 @@ struct browser_call {
     const char *owner;     /* identity: named sessions belong to one */
     const char *session;   /* "": the page that all callers share */
     int64_t timeout_ms;
-    const char *selector;  /* NULL: none */
-    const char *url;       /* navigate */
+    const char *selector; /* NULL: none */
+    const char *url;      /* navigate */
     enum browser_until until;
-    const char *state;     /* wait: visible, hidden, attached, detached; scroll: top, bottom; or NULL */
-    const char *word;      /* press: the key; pdf: the paper; or NULL */
-    json_t *text;          /* type, wait, evaluate's script, cookies to set; or NULL */
+    const char *state; /* wait: visible, hidden, attached, detached; scroll: top, bottom; or NULL */
+    const char *word;  /* press: the key; pdf: the paper; or NULL */
+    json_t *text;      /* type, wait, evaluate's script, cookies to set; or NULL */
     bool jpeg, full_page, clear, landscape, as_text, has_until, has_x, has_y;
     double x, y, scale;
     int width, height;
-    int64_t delay_ms;      /* type; -1: the default */
+    int64_t delay_ms; /* type; -1: the default */
 };
 
-/* Either value or text (a JSON object, ready; len bytes) on success, else err. What is taken is set NULL;
- * the rest is freed after the call. big: encode value on a worker. */
+/* Either value or text (a JSON object, ready; len bytes) on success, else err. What is taken is set
+ * NULL; the rest is freed after the call. big: encode value on a worker. */
 struct browser_result {
     const struct abx_error *err;
     int64_t limit; /* with E_TOO_LARGE: bytes */
@@ -83,8 +83,8 @@ typedef void (*browser_done)(void *owner, struct browser_result *result);
 /* done is called once, later, unless browser_cancel comes first.
  * Errors: E_VALUE (session name), E_SESSION_LIMIT, E_OVERLOADED, E_NO_MEMORY. */
 struct op;
-struct op *browser_submit(struct browser *b, const struct browser_call *call, browser_done done, void *owner,
-                          struct abx_error *err);
+struct op *browser_submit(struct browser *b, const struct browser_call *call, browser_done done,
+                          void *owner, struct abx_error *err);
 /* The caller has left: done is not called; what runs is stopped. */
 void browser_cancel(struct op *op);
 
@@ -92,8 +92,10 @@ void browser_cancel(struct op *op);
 bool browser_session_valid(const char *name);
 
 /* Console lines of a session since the last read: [{"type", "text", "timestamp", "url", "line"}].
- * Needs no browser and waits for nothing. ret_dropped: lost because more than 1000 were not read. */
-json_t *browser_console(struct browser *b, const char *owner, const char *session, size_t *ret_dropped);
+ * Needs no browser and waits for nothing. ret_dropped: lost because more than 1000 were not read.
+ */
+json_t *browser_console(struct browser *b, const char *owner, const char *session,
+                        size_t *ret_dropped);
 
 /* {"running", "program", "sessions": [{"session", "url", "busy", "idle_seconds"}]} of one owner. */
 json_t *browser_sessions(struct browser *b, const char *owner);
@@ -102,9 +104,11 @@ bool browser_session_close(struct browser *b, const char *owner, const char *ses
 
 /* May this URL be opened? rows 1-3, 5, 6 of docs/browser.md; names are not resolved.
  * Errors: E_URL_NOT_ALLOWED, E_URL_INVALID, E_URL_DENIED. */
-int browser_judge_url(const struct policy *policy, const char *url, size_t len, struct abx_error *err);
+int browser_judge_url(const struct policy *policy, const char *url, size_t len,
+                      struct abx_error *err);
 
-/* --- pass-through for DevTools clients ------------------------------------------------------------- */
+/* --- pass-through for DevTools clients
+ * ------------------------------------------------------------- */
 
 struct tap;
 struct tap_ops {
@@ -115,8 +119,8 @@ struct tap_ops {
     void (*message)(void *owner, const char *text, size_t len);
 };
 /* Errors: E_OVERLOADED (8 at once), E_NO_MEMORY. */
-struct tap *tap_open(struct browser *b, struct policy *policy, const struct tap_ops *ops, void *owner,
-                     struct abx_error *err);
+struct tap *tap_open(struct browser *b, struct policy *policy, const struct tap_ops *ops,
+                     void *owner, struct abx_error *err);
 void tap_message(struct tap *t, const char *text, size_t len);
 /* Nothing is called any more. What the client made in the browser goes. */
 void tap_close(struct tap *t);

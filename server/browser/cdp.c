@@ -11,9 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* How it works. Calls wait in a small hash of lists, keyed by id. Input is cut at NULs; a message over
- * BIG is handed on in the buffer it came in, so a 30 MB screenshot is held once. A message that grows
- * past CDP_MAX_MESSAGE is skipped to its NUL, and the call named in its first bytes fails. */
+/* How it works. Calls wait in a small hash of lists, keyed by id. Input is cut at NULs; a message
+ * over BIG is handed on in the buffer it came in, so a 30 MB screenshot is held once. A message
+ * that grows past CDP_MAX_MESSAGE is skipped to its NUL, and the call named in its first bytes
+ * fails. */
 
 #define BIG (256 * KIB)
 #define BUCKETS 64
@@ -31,8 +32,8 @@ struct cdp {
     int read_fd, write_fd;
     struct io in_io, out_io;
     struct buf in;
-    size_t scanned;    /* bytes of `in` known to hold no NUL */
-    bool skipping;     /* an oversized message is being dropped */
+    size_t scanned; /* bytes of `in` known to hold no NUL */
+    bool skipping;  /* an oversized message is being dropped */
     struct buf out;
     size_t out_sent;
 };
@@ -135,8 +136,8 @@ int cdp_scan(const char *text, size_t len, struct cdp_head *ret)
         if (!p)
             return -1;
         struct cdp_span v = {value, (size_t)(p - value)};
-        struct cdp_span inner = *value == '"' ? (struct cdp_span){value + 1, v.len - 2}
-                                              : (struct cdp_span){NULL, 0};
+        struct cdp_span inner =
+            *value == '"' ? (struct cdp_span){value + 1, v.len - 2} : (struct cdp_span){NULL, 0};
         if (cdp_is(key, "id")) {
             char num[24];
             if (v.len < sizeof num) {
@@ -324,7 +325,8 @@ static void parse_work(void *data)
 static void parse_done(void *data)
 {
     struct parse_job *j = data;
-    struct cdp_answer a = {.code = j->value ? CDP_OK : CDP_BAD, .result = j->value, .size = j->size};
+    struct cdp_answer a = {
+        .code = j->value ? CDP_OK : CDP_BAD, .result = j->value, .size = j->size};
     if (!j->value)
         a.message = "the browser's answer is no JSON";
     answer_call(j->call, &a);
@@ -386,10 +388,7 @@ static void dispatch(struct cdp *c, char *text, size_t len)
     free(text);
 }
 
-void cdp_message(struct cdp *c, char *text, size_t len)
-{
-    dispatch(c, text, len);
-}
+void cdp_message(struct cdp *c, char *text, size_t len) { dispatch(c, text, len); }
 
 /* --- ends ----------------------------------------------------------------------------------- */
 
@@ -430,10 +429,7 @@ void cdp_free(struct cdp *c)
     c->ended = true;
     unwatch(c);
     for (size_t i = 0; i < BUCKETS; i++) {
-        list_for_each_safe(it, &c->calls[i])
-        {
-            call_free(list_entry(it, struct cdp_call, link));
-        }
+        list_for_each_safe(it, &c->calls[i]) { call_free(list_entry(it, struct cdp_call, link)); }
     }
     c->ops = (struct cdp_ops){0};
     conn_unref(c);
@@ -571,10 +567,7 @@ static void flush(struct cdp *c)
         (void)io_want(&c->out_io, c->out.len > 0 ? UV_WRITABLE : 0); /* a next call tries again */
 }
 
-static void on_writable(void *data, int events)
-{
-    flush(data);
-}
+static void on_writable(void *data, int events) { flush(data); }
 
 static void set_ops(struct cdp *c, struct loop *loop, const struct cdp_ops *ops, void *owner)
 {
@@ -693,8 +686,8 @@ struct cdp_call *cdp_send(struct cdp *c, const char *session, const char *method
     return send_json(c, session, method, params, false, fn, data);
 }
 
-struct cdp_call *cdp_send_raw(struct cdp *c, const char *session, const char *method, json_t *params,
-                              cdp_done fn, void *data)
+struct cdp_call *cdp_send_raw(struct cdp *c, const char *session, const char *method,
+                              json_t *params, cdp_done fn, void *data)
 {
     return send_json(c, session, method, params, true, fn, data);
 }
@@ -705,7 +698,4 @@ struct cdp_call *cdp_pass(struct cdp *c, struct cdp_span session, struct cdp_spa
     return send_text(c, session, method, params, true, fn, data);
 }
 
-size_t cdp_pending_bytes(const struct cdp *c)
-{
-    return c->out.len - c->out_sent;
-}
+size_t cdp_pending_bytes(const struct cdp *c) { return c->out.len - c->out_sent; }

@@ -1,9 +1,11 @@
 #pragma once
-/* DevTools protocol, flat sessions: one connection carries the browser's own session and those of its
- * pages. Calls get ids here; answers find their callback; events go to one function. Loop thread.
+/* DevTools protocol, flat sessions: one connection carries the browser's own session and those of
+ * its pages. Calls get ids here; answers find their callback; events go to one function. Loop
+ * thread.
  *
  * Messages are not parsed as a whole: a scan finds the few top-level members, so that what is only
- * passed on (screenshots, foreign sessions) costs one look. Answers over 256 KiB are parsed on a worker. */
+ * passed on (screenshots, foreign sessions) costs one look. Answers over 256 KiB are parsed on a
+ * worker. */
 
 #include "base/buf.h"
 #include "base/error.h"
@@ -13,7 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CDP_MAX_MESSAGE (160 * 1024 * 1024) /* a longer answer fails its call with CDP_TOO_LARGE */
+#define CDP_MAX_MESSAGE (160 * 1024 * 1024) /* a longer answer fails its call with CDP_TOO_LARGE   \
+                                             */
 
 struct cdp_span {
     const char *at; /* NULL: not there */
@@ -32,8 +35,8 @@ int cdp_scan(const char *text, size_t len, struct cdp_head *ret);
 
 bool cdp_is(struct cdp_span s, const char *text);
 
-/* Parses a span. Lone surrogates, which page scripts can produce and RFC 8259 parsers refuse, become
- * U+FFFD. NULL when it is no JSON. Any thread. */
+/* Parses a span. Lone surrogates, which page scripts can produce and RFC 8259 parsers refuse,
+ * become U+FFFD. NULL when it is no JSON. Any thread. */
 json_t *cdp_parse(const char *text, size_t len);
 
 enum cdp_code {
@@ -49,7 +52,7 @@ struct cdp_answer {
     const char *message; /* "" when code is 0 */
     json_t *result;      /* borrowed; NULL for raw calls and errors */
     size_t size;         /* of the whole message, bytes */
-    char *raw;           /* raw calls: the whole message, malloc'd; take it and set NULL, or leave it */
+    char *raw; /* raw calls: the whole message, malloc'd; take it and set NULL, or leave it */
     struct cdp_head head; /* raw calls: spans into raw */
 };
 typedef void (*cdp_done)(void *data, struct cdp_answer *answer);
@@ -75,17 +78,18 @@ void cdp_fail(struct cdp *c, const char *why);
 struct cdp *cdp_new_pipe(struct loop *loop, int read_fd, int write_fd, const struct cdp_ops *ops,
                          void *owner, struct abx_error *err);
 
-/* Closes the pipes. Outstanding calls are forgotten without an answer; nothing is called any more. */
+/* Closes the pipes. Outstanding calls are forgotten without an answer; nothing is called any more.
+ */
 void cdp_free(struct cdp *c);
 
 /* session NULL: the browser's own. Takes params (NULL: none). fn NULL: the answer does not matter.
- * fn is never called from within. Returns a handle valid until fn is called, or NULL (fn NULL or the
- * connection has ended; then fn is called soon with CDP_CLOSED, if it can be). */
+ * fn is never called from within. Returns a handle valid until fn is called, or NULL (fn NULL or
+ * the connection has ended; then fn is called soon with CDP_CLOSED, if it can be). */
 struct cdp_call *cdp_send(struct cdp *c, const char *session, const char *method, json_t *params,
                           cdp_done fn, void *data);
 /* The same; the answer comes unparsed. */
-struct cdp_call *cdp_send_raw(struct cdp *c, const char *session, const char *method, json_t *params,
-                              cdp_done fn, void *data);
+struct cdp_call *cdp_send_raw(struct cdp *c, const char *session, const char *method,
+                              json_t *params, cdp_done fn, void *data);
 /* Foreign method and params as text (NULL span: none); answered raw. */
 struct cdp_call *cdp_pass(struct cdp *c, struct cdp_span session, struct cdp_span method,
                           struct cdp_span params, cdp_done fn, void *data);

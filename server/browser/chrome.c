@@ -165,10 +165,7 @@ static void leftovers_work(void *data)
     }
 }
 
-static void leftovers_done(void *data)
-{
-    free(data);
-}
+static void leftovers_done(void *data) { free(data); }
 
 void chrome_clean_leftovers(struct loop *loop, const char *state_dir)
 {
@@ -204,9 +201,8 @@ static bool is_program(const char *path)
 char *chrome_find(const char *search_path)
 {
     static const char *const names[] = {
-        "chromium",      "chromium-browser", "google-chrome-stable",
-        "google-chrome", "chrome",           "chromium-headless-shell",
-        "headless_shell", "microsoft-edge-stable",
+        "chromium", "chromium-browser",        "google-chrome-stable", "google-chrome",
+        "chrome",   "chromium-headless-shell", "headless_shell",       "microsoft-edge-stable",
     };
     if (!search_path || !*search_path)
         search_path = "/usr/local/bin:/usr/bin:/bin";
@@ -256,15 +252,9 @@ static void unwatch_words(struct chrome *c)
     c->err_watched = false;
 }
 
-static void drop_work(void *data)
-{
-    drop_profile(data);
-}
+static void drop_work(void *data) { drop_profile(data); }
 
-static void drop_done(void *data)
-{
-    release(data);
-}
+static void drop_done(void *data) { release(data); }
 
 /* Nothing runs any more: the profile goes, then the struct. */
 static void bury(struct chrome *c)
@@ -306,9 +296,10 @@ static void prepare_work(void *data)
     } else {
         c->program = chrome_find(c->search_path);
         if (!c->program) {
-            abx_fail(&c->err, E_RUNTIME_503, 0,
-                     "No browser is installed: install Chromium (Debian: apt-get install chromium) or "
-                     "set ABX_BROWSER_PATH");
+            abx_fail(
+                &c->err, E_RUNTIME_503, 0,
+                "No browser is installed: install Chromium (Debian: apt-get install chromium) or "
+                "set ABX_BROWSER_PATH");
             return;
         }
     }
@@ -322,8 +313,9 @@ static void prepare_work(void *data)
             c->profile = make_profile(roots[i], &c->lock_fd);
     }
     if (!c->program || !c->profile) {
-        abx_fail(&c->err, E_RUNTIME_503, 0,
-                 "No place for the browser's profile in TMPDIR, /tmp, /dev/shm or the state directory");
+        abx_fail(
+            &c->err, E_RUNTIME_503, 0,
+            "No place for the browser's profile in TMPDIR, /tmp, /dev/shm or the state directory");
         return;
     }
     c->prepared = true;
@@ -483,9 +475,12 @@ static void build_args(struct words *w, const struct chrome *c)
         /* Frames share their page's process, so one session sees every request of a page; and no
          * windows of the address bar, which would cost two renderers. */
         "--disable-site-isolation-trials",
-        "--disable-features=IsolateOrigins,site-per-process,Translate,MediaRouter,OptimizationHints,"
-        "AcceptCHFrame,DialMediaRouteProvider,GlobalMediaControls,HttpsUpgrades,InterestFeedContentSuggestions,"
-        "WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,AimEnabled,PreloadTopChromeWebUI,"
+        "--disable-features=IsolateOrigins,site-per-process,Translate,MediaRouter,"
+        "OptimizationHints,"
+        "AcceptCHFrame,DialMediaRouteProvider,GlobalMediaControls,HttpsUpgrades,"
+        "InterestFeedContentSuggestions,"
+        "WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,AimEnabled,"
+        "PreloadTopChromeWebUI,"
         "SpareRendererForSitePerProcess,BackForwardCache,LocalNetworkAccessChecks,AutoDeElevate",
     };
     words_add(w, "%s", c->program);
@@ -509,7 +504,8 @@ static void build_env(struct words *w, const struct chrome *c)
     for (char **e = c->envp; *e; e++) {
         static const char *const kept[] = {"HOME=", "LANG=",       "LANGUAGE=",     "LC_",
                                            "TZ=",   "FONTCONFIG_", "XDG_DATA_DIRS="};
-        static const char *const proxies[] = {"http_proxy=", "https_proxy=", "all_proxy=", "no_proxy="};
+        static const char *const proxies[] = {
+            "http_proxy=", "https_proxy=", "all_proxy=", "no_proxy="};
         bool keep = false;
         for (size_t i = 0; i < ARRAY_LEN(kept) && !keep; i++)
             keep = strncmp(*e, kept[i], strlen(kept[i])) == 0;
@@ -579,8 +575,8 @@ static void prepare_done(void *data)
     }
 }
 
-struct chrome *chrome_start(const struct chrome_config *config, const struct chrome_ops *ops, void *owner,
-                            struct abx_error *err)
+struct chrome *chrome_start(const struct chrome_config *config, const struct chrome_ops *ops,
+                            void *owner, struct abx_error *err)
 {
     struct chrome *c = calloc(1, sizeof *c);
     if (!c) {
@@ -645,7 +641,4 @@ pid_t chrome_pid(const struct chrome *c)
     return c && c->child && child_running(c->child) ? child_pid(c->child) : 0;
 }
 
-const char *chrome_program(const struct chrome *c)
-{
-    return c && c->program ? c->program : "";
-}
+const char *chrome_program(const struct chrome *c) { return c && c->program ? c->program : ""; }

@@ -51,7 +51,7 @@ static const struct named named_keys[] = {
 static const struct {
     const char *word, *key;
 } aliases[] = {
-    {"Return", "Enter"}, {"Esc", "Escape"}, {"Space", " "},       {"Del", "Delete"},
+    {"Return", "Enter"},   {"Esc", "Escape"},       {"Space", " "},    {"Del", "Delete"},
     {"Left", "ArrowLeft"}, {"Right", "ArrowRight"}, {"Up", "ArrowUp"}, {"Down", "ArrowDown"},
 };
 
@@ -61,18 +61,20 @@ static const struct {
     const char *code;
     int vk;
 } signs[] = {
-    {'`', '~', "Backquote", 192},    {'-', '_', "Minus", 189},     {'=', '+', "Equal", 187},
-    {'[', '{', "BracketLeft", 219},  {']', '}', "BracketRight", 221}, {'\\', '|', "Backslash", 220},
-    {';', ':', "Semicolon", 186},    {'\'', '"', "Quote", 222},    {',', '<', "Comma", 188},
-    {'.', '>', "Period", 190},       {'/', '?', "Slash", 191},
+    {'`', '~', "Backquote", 192},   {'-', '_', "Minus", 189},        {'=', '+', "Equal", 187},
+    {'[', '{', "BracketLeft", 219}, {']', '}', "BracketRight", 221}, {'\\', '|', "Backslash", 220},
+    {';', ':', "Semicolon", 186},   {'\'', '"', "Quote", 222},       {',', '<', "Comma", 188},
+    {'.', '>', "Period", 190},      {'/', '?', "Slash", 191},
 };
 static const char digit_signs[] = ")!@#$%^&*(";
 static const char *const letter_codes[] = {
-    "KeyA", "KeyB", "KeyC", "KeyD", "KeyE", "KeyF", "KeyG", "KeyH", "KeyI", "KeyJ", "KeyK", "KeyL", "KeyM",
-    "KeyN", "KeyO", "KeyP", "KeyQ", "KeyR", "KeyS", "KeyT", "KeyU", "KeyV", "KeyW", "KeyX", "KeyY", "KeyZ",
+    "KeyA", "KeyB", "KeyC", "KeyD", "KeyE", "KeyF", "KeyG", "KeyH", "KeyI",
+    "KeyJ", "KeyK", "KeyL", "KeyM", "KeyN", "KeyO", "KeyP", "KeyQ", "KeyR",
+    "KeyS", "KeyT", "KeyU", "KeyV", "KeyW", "KeyX", "KeyY", "KeyZ",
 };
 static const char *const digit_codes[] = {
-    "Digit0", "Digit1", "Digit2", "Digit3", "Digit4", "Digit5", "Digit6", "Digit7", "Digit8", "Digit9",
+    "Digit0", "Digit1", "Digit2", "Digit3", "Digit4",
+    "Digit5", "Digit6", "Digit7", "Digit8", "Digit9",
 };
 
 static void set_named(const struct named *n, struct key *ret)
@@ -140,8 +142,8 @@ static int modifier_of(const char *word, size_t len)
         const char *word;
         int bit;
     } table[] = {
-        {"Alt", KEY_ALT},   {"Control", KEY_CTRL}, {"Ctrl", KEY_CTRL},           {"Meta", KEY_META},
-        {"Cmd", KEY_META},  {"Command", KEY_META}, {"ControlOrMeta", KEY_CTRL}, {"Shift", KEY_SHIFT},
+        {"Alt", KEY_ALT},  {"Control", KEY_CTRL}, {"Ctrl", KEY_CTRL},          {"Meta", KEY_META},
+        {"Cmd", KEY_META}, {"Command", KEY_META}, {"ControlOrMeta", KEY_CTRL}, {"Shift", KEY_SHIFT},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
         if (strlen(table[i].word) == len && strncasecmp(word, table[i].word, len) == 0)
@@ -154,7 +156,8 @@ int key_parse(const char *text, struct key *ret, int *ret_modifiers, struct abx_
 {
     int modifiers = 0;
     const char *p = text;
-    for (const char *plus; (plus = strchr(p + (*p != '\0'), '+')) && plus[1] != '\0'; p = plus + 1) {
+    for (const char *plus; (plus = strchr(p + (*p != '\0'), '+')) && plus[1] != '\0';
+         p = plus + 1) {
         int bit = modifier_of(p, (size_t)(plus - p));
         if (bit == 0)
             return abx_fail(err, E_VALUE, 0, "Unknown modifier in key '%.60s'", text);
@@ -188,11 +191,11 @@ json_t *key_event(const struct key *k, int modifiers, bool down)
     const char *name = *k->key ? k->key : k->text;
     bool types = k->text[0] && !(modifiers & (KEY_CTRL | KEY_ALT | KEY_META));
     json_t *e = json_pack("{s:s, s:i, s:s, s:s, s:i}", "type",
-                          !down  ? "keyUp"
+                          !down   ? "keyUp"
                           : types ? "keyDown"
                                   : "rawKeyDown",
-                          "modifiers", modifiers, "key", name, "code", k->code, "windowsVirtualKeyCode",
-                          k->vk);
+                          "modifiers", modifiers, "key", name, "code", k->code,
+                          "windowsVirtualKeyCode", k->vk);
     if (e && down && types &&
         (json_object_set_new(e, "text", json_string(k->text)) < 0 ||
          json_object_set_new(e, "unmodifiedText", json_string(k->text)) < 0)) {

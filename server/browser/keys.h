@@ -22,9 +22,9 @@ struct key {
  * as text). \n and \r are Enter, \t is Tab. */
 bool key_of_char(uint32_t cp, struct key *ret);
 
-/* "Enter", "a", "F5", "ArrowLeft", "Control+Shift+ArrowLeft", "+", "Control++". Names: KeyboardEvent.key or
- * .code values; modifiers: Alt, Control (Ctrl), Meta (Cmd), Shift, ControlOrMeta.
- * Errors: E_VALUE. */
+/* "Enter", "a", "F5", "ArrowLeft", "Control+Shift+ArrowLeft", "+", "Control++". Names:
+ * KeyboardEvent.key or .code values; modifiers: Alt, Control (Ctrl), Meta (Cmd), Shift,
+ * ControlOrMeta. Errors: E_VALUE. */
 int key_parse(const char *text, struct key *ret, int *ret_modifiers, struct abx_error *err);
 
 /* Parameters of Input.dispatchKeyEvent. down: "keyDown" (with text) or "rawKeyDown", else "keyUp".

@@ -14,9 +14,10 @@
 #include <string.h>
 #include <strings.h>
 
-/* How it works. A call is a step function that is entered again each time what it waited for has come;
- * WAIT remembers the place (a switch over line numbers). Locals do not survive a WAIT: what must is in
- * the op. Deadline, crash and cancellation never reach a step: op_fail ends the call around it. */
+/* How it works. A call is a step function that is entered again each time what it waited for has
+ * come; WAIT remembers the place (a switch over line numbers). Locals do not survive a WAIT: what
+ * must is in the op. Deadline, crash and cancellation never reach a step: op_fail ends the call
+ * around it. */
 
 #define BEGIN(op)                                                                                  \
     switch ((op)->at) {                                                                            \
@@ -38,11 +39,20 @@
 #define TYPING_MS 20000 /* the default delay shrinks so that a text takes no longer */
 
 static const char *const op_names[] = {
-    [BROWSER_NAVIGATE] = "navigate", [BROWSER_SCREENSHOT] = "screenshot", [BROWSER_CONTENT] = "content",
-    [BROWSER_CLICK] = "click",       [BROWSER_TYPE] = "type",             [BROWSER_EVALUATE] = "evaluate",
-    [BROWSER_PDF] = "pdf",           [BROWSER_WAIT] = "wait",             [BROWSER_PRESS] = "press",
-    [BROWSER_SCROLL] = "scroll",     [BROWSER_COOKIES_GET] = "cookies",   [BROWSER_COOKIES_SET] = "cookies",
-    [BROWSER_VIEWPORT] = "viewport", [BROWSER_SNAPSHOT] = "snapshot",
+    [BROWSER_NAVIGATE] = "navigate",
+    [BROWSER_SCREENSHOT] = "screenshot",
+    [BROWSER_CONTENT] = "content",
+    [BROWSER_CLICK] = "click",
+    [BROWSER_TYPE] = "type",
+    [BROWSER_EVALUATE] = "evaluate",
+    [BROWSER_PDF] = "pdf",
+    [BROWSER_WAIT] = "wait",
+    [BROWSER_PRESS] = "press",
+    [BROWSER_SCROLL] = "scroll",
+    [BROWSER_COOKIES_GET] = "cookies",
+    [BROWSER_COOKIES_SET] = "cookies",
+    [BROWSER_VIEWPORT] = "viewport",
+    [BROWSER_SNAPSHOT] = "snapshot",
 };
 
 static void inject_begin(struct op *op);
@@ -171,10 +181,7 @@ static void on_nap(void *data)
         resume(op);
 }
 
-static void nap(struct op *op, uint64_t ms)
-{
-    timer_start(&op->nap, ms);
-}
+static void nap(struct op *op, uint64_t ms) { timer_start(&op->nap, ms); }
 
 /* Until something about the page changes, or ms have passed. */
 static void watch(struct op *op, uint64_t ms)
@@ -254,8 +261,9 @@ static bool failed(struct op *op, const char *what)
 /* Answers that mean "the document changed under the call". */
 static bool is_passing(const char *message)
 {
-    static const char *const texts[] = {"context", "navigated", "Inspected target", "Frame with the given",
-                                        "No frame", "Promise was collected"};
+    static const char *const texts[] = {"context",          "navigated",
+                                        "Inspected target", "Frame with the given",
+                                        "No frame",         "Promise was collected"};
     for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
         if (strstr(message, texts[i]))
             return true;
@@ -281,7 +289,9 @@ static void inject_again(struct op *op)
 
 static void set_reason(struct op *op, const char *why)
 {
-    const char *what = op->call.selector ? op->call.selector : op->call.op == BROWSER_WAIT ? "the text" : "the page";
+    const char *what = op->call.selector             ? op->call.selector
+                       : op->call.op == BROWSER_WAIT ? "the text"
+                                                     : "the page";
     op->reason = arena_printf(&op->arena, "waiting for '%.200s': %s", what, why);
 }
 
@@ -316,7 +326,8 @@ static void on_injected(void *data, struct cdp_answer *a)
     const char *bad = json_string_value(json_object_get(value, "bad"));
     if (bad) {
         op->inject_cmd = NULL;
-        fail(op, E_VALUE, "Bad selector '%.200s': %s", op->call.selector ? op->call.selector : "", bad);
+        fail(op, E_VALUE, "Bad selector '%.200s': %s", op->call.selector ? op->call.selector : "",
+             bad);
     } else if (wait && op->locating) {
         set_reason(op, wait);
         inject_again(op);
@@ -332,11 +343,12 @@ static void inject_call(struct op *op)
     if (args && op->object_id)
         json_array_append_new(args, json_pack("{s:s}", "objectId", op->object_id));
     op->waits_for_page = true;
-    op->outstanding = cdp_send(b->cdp, op->ctx->session, "Runtime.callFunctionOn",
-                               json_pack("{s:O, s:I, s:o, s:b, s:b, s:b}", "functionDeclaration", b->inject,
-                                         "executionContextId", (json_int_t)op->ctx->world, "arguments",
-                                         args, "awaitPromise", 1, "returnByValue", 1, "userGesture", 1),
-                               on_injected, op);
+    op->outstanding =
+        cdp_send(b->cdp, op->ctx->session, "Runtime.callFunctionOn",
+                 json_pack("{s:O, s:I, s:o, s:b, s:b, s:b}", "functionDeclaration", b->inject,
+                           "executionContextId", (json_int_t)op->ctx->world, "arguments", args,
+                           "awaitPromise", 1, "returnByValue", 1, "userGesture", 1),
+                 on_injected, op);
 }
 
 static void on_resolved(void *data, struct cdp_answer *a)
@@ -345,14 +357,15 @@ static void on_resolved(void *data, struct cdp_answer *a)
     keep_answer(op, a);
     if (a->code == CDP_CLOSED)
         return;
-    const char *id = json_string_value(json_object_get(json_object_get(op->reply, "object"), "objectId"));
+    const char *id =
+        json_string_value(json_object_get(json_object_get(op->reply, "object"), "objectId"));
     if (op->code == CDP_OK && id) {
         op->object_id = arena_strdup(&op->arena, id);
         inject_call(op);
     } else {
         op->inject_cmd = NULL;
-        fail(op, E_BROWSER_MISSING, "Selector not found: %.200s (the page no longer has this element)",
-             op->call.selector);
+        fail(op, E_BROWSER_MISSING,
+             "Selector not found: %.200s (the page no longer has this element)", op->call.selector);
     }
 }
 
@@ -376,8 +389,8 @@ static void inject_in_world(struct op *op)
         op->waits_for_page = true;
         op->outstanding = cdp_send(op->ctx->b->cdp, op->ctx->session, "DOM.resolveNode",
                                    json_pack("{s:I, s:I, s:s}", "backendNodeId", (json_int_t)ref,
-                                             "executionContextId", (json_int_t)op->ctx->world, "objectGroup",
-                                             "abx"),
+                                             "executionContextId", (json_int_t)op->ctx->world,
+                                             "objectGroup", "abx"),
                                    on_resolved, op);
     } else {
         inject_call(op);
@@ -407,8 +420,8 @@ static void inject_begin(struct op *op)
     if (op->ctx->world == 0) {
         op->waits_for_page = true;
         op->outstanding = cdp_send(op->ctx->b->cdp, op->ctx->session, "Page.createIsolatedWorld",
-                                   json_pack("{s:s, s:s, s:b}", "frameId", op->ctx->target, "worldName",
-                                             "abx", "grantUniveralAccess", 1),
+                                   json_pack("{s:s, s:s, s:b}", "frameId", op->ctx->target,
+                                             "worldName", "abx", "grantUniveralAccess", 1),
                                    on_world, op);
     } else {
         inject_in_world(op);
@@ -510,7 +523,8 @@ static void fail_navigation(struct op *op, const char *text)
 {
     struct context *ctx = op->ctx;
     struct abx_error err;
-    if (ctx->denied == E_URL_NOT_ALLOWED || ctx->denied == E_URL_DENIED || ctx->denied == E_URL_INVALID) {
+    if (ctx->denied == E_URL_NOT_ALLOWED || ctx->denied == E_URL_DENIED ||
+        ctx->denied == E_URL_INVALID) {
         fail(op, ctx->denied == E_URL_INVALID ? E_URL_DENIED : ctx->denied,
              "The policy does not let the page reach %.200s", ctx->nav_url);
         return;
@@ -524,14 +538,17 @@ static void fail_navigation(struct op *op, const char *text)
             known = socks_failure(ctx->b->socks, parts.host, parts.port);
         if (known && !*known) {
             const struct rule *r = browser_rule(ctx->b);
-            fail(op, r && rule_flag(r, PARAM_block_private_networks, false) ? E_URL_NOT_ALLOWED : E_URL_DENIED,
+            fail(op,
+                 r && rule_flag(r, PARAM_block_private_networks, false) ? E_URL_NOT_ALLOWED
+                                                                        : E_URL_DENIED,
                  "The policy does not let the page reach %.200s", ctx->nav_url);
             return;
         }
         if (known)
             text = known;
     }
-    fail(op, E_BROWSER, "navigate: %s at %.300s", text, *ctx->nav_url ? ctx->nav_url : op->call.url);
+    fail(op, E_BROWSER, "navigate: %s at %.300s", text,
+         *ctx->nav_url ? ctx->nav_url : op->call.url);
 }
 
 static void step_navigate(struct op *op)
@@ -557,7 +574,8 @@ static void step_navigate(struct op *op)
     if (text) {
         bool answered = *op->loader && strcmp(ctx->response_loader, op->loader) == 0;
         if (ctx->downloaded || json_is_true(json_object_get(op->reply, "isDownload"))) {
-            fail(op, E_BROWSER, "navigate: the answer is a download, and downloads are refused: %.300s",
+            fail(op, E_BROWSER,
+                 "navigate: the answer is a download, and downloads are refused: %.300s",
                  op->call.url);
             return;
         }
@@ -603,7 +621,8 @@ static void step_content(struct op *op)
     if (failed(op, "content"))
         return;
     finish(op, json_pack("{s:O, s:O, s:O}", "content", json_object_get(op->reply, "content"), "url",
-                         json_object_get(op->reply, "url"), "title", json_object_get(op->reply, "title")));
+                         json_object_get(op->reply, "url"), "title",
+                         json_object_get(op->reply, "title")));
     END;
 }
 
@@ -644,15 +663,16 @@ static void step_snapshot(struct op *op)
         size_t refs = (size_t)op->width;
         if (op->pos > 0)
             buf_adds(&op->bytes, "- frame:\n");
-        op->still |= ax_write(&op->bytes, json_object_get(op->reply, "nodes"), op->pos > 0, SNAPSHOT_MAX, &refs);
+        op->still |= ax_write(&op->bytes, json_object_get(op->reply, "nodes"), op->pos > 0,
+                              SNAPSHOT_MAX, &refs);
         op->width = (double)refs;
     }
     inject(op, "where", NULL);
     WAIT(op);
     if (failed(op, "snapshot"))
         return;
-    finish(op, json_pack("{s:O, s:O, s:s%, s:I, s:b}", "url", json_object_get(op->reply, "url"), "title",
-                         json_object_get(op->reply, "title"), "snapshot",
+    finish(op, json_pack("{s:O, s:O, s:s%, s:I, s:b}", "url", json_object_get(op->reply, "url"),
+                         "title", json_object_get(op->reply, "title"), "snapshot",
                          op->bytes.len > 0 ? op->bytes.data : "", op->bytes.len, "refs",
                          (json_int_t)op->width, "truncated", op->still));
     END;
@@ -683,9 +703,10 @@ static void finish_image(struct op *op)
 {
     static const char prefix[] = "{\"image_base64\": \"", mark[] = "{\"data\":\"";
     struct cdp_span result = op->raw_head.result;
-    const char *end_quote = result.at && result.len > sizeof mark && memcmp(result.at, mark, sizeof mark - 1) == 0
-                                ? memchr(result.at + sizeof mark - 1, '"', result.len - sizeof mark + 1)
-                                : NULL;
+    const char *end_quote =
+        result.at && result.len > sizeof mark && memcmp(result.at, mark, sizeof mark - 1) == 0
+            ? memchr(result.at + sizeof mark - 1, '"', result.len - sizeof mark + 1)
+            : NULL;
     size_t skip = end_quote ? (size_t)(result.at - op->raw) + sizeof mark - 1 : 0;
     if (!end_quote || skip < sizeof prefix - 1) {
         fail(op, E_BROWSER, "screenshot: the browser's answer holds no image");
@@ -720,8 +741,8 @@ static json_t *shot_params(struct op *op)
         json_object_set_new(p, "quality", json_integer(80));
     if (op->call.selector || op->call.full_page)
         json_object_set_new(p, "clip",
-                            json_pack("{s:f, s:f, s:f, s:f, s:f}", "x", op->x, "y", op->y, "width", op->width,
-                                      "height", op->height, "scale", 1.0));
+                            json_pack("{s:f, s:f, s:f, s:f, s:f}", "x", op->x, "y", op->y, "width",
+                                      op->width, "height", op->height, "scale", 1.0));
     return p;
 }
 
@@ -767,8 +788,8 @@ static void step_screenshot(struct op *op)
         op->still = true;
     }
     op->waits_for_page = true;
-    op->outstanding = cdp_send_raw(ctx->b->cdp, ctx->session, "Page.captureScreenshot", shot_params(op),
-                                   on_answer, op);
+    op->outstanding = cdp_send_raw(ctx->b->cdp, ctx->session, "Page.captureScreenshot",
+                                   shot_params(op), on_answer, op);
     WAIT(op);
     if (op->code == CDP_BAD && op->raw) {
         autojson json_t *e = cdp_parse(op->raw_head.error.at, op->raw_head.error.len);
@@ -807,9 +828,9 @@ static void step_pdf(struct op *op)
     }
     call(op, "Page.printToPDF",
          json_pack("{s:b, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:s}", "landscape", op->call.landscape,
-                   "paperWidth", op->width, "paperHeight", op->height, "marginTop", 0.0, "marginBottom", 0.0,
-                   "marginLeft", 0.0, "marginRight", 0.0, "printBackground", 0, "transferMode",
-                   "ReturnAsStream"));
+                   "paperWidth", op->width, "paperHeight", op->height, "marginTop", 0.0,
+                   "marginBottom", 0.0, "marginLeft", 0.0, "marginRight", 0.0, "printBackground", 0,
+                   "transferMode", "ReturnAsStream"));
     WAIT(op);
     if (failed(op, "pdf"))
         return;
@@ -858,7 +879,8 @@ static bool is_settling(struct op *op)
     struct context *ctx = op->ctx;
     if (loop_now(ctx->b->loop) >= op->until_ms)
         return false;
-    return ctx->nav_requested || (*ctx->loader && strcmp(ctx->loader, op->loader) != 0 && !ctx->dom_ready);
+    return ctx->nav_requested ||
+           (*ctx->loader && strcmp(ctx->loader, op->loader) != 0 && !ctx->dom_ready);
 }
 
 static void settle_start(struct op *op)
@@ -869,7 +891,8 @@ static void settle_start(struct op *op)
 
 static void settle_limit(struct op *op)
 {
-    uint64_t now = loop_now(op->ctx->b->loop), left = op->deadline.due > now ? op->deadline.due - now : 0;
+    uint64_t now = loop_now(op->ctx->b->loop),
+             left = op->deadline.due > now ? op->deadline.due - now : 0;
     uint64_t most = left > 100 ? left - 50 : left / 2;
     op->until_ms = now + (most < 10000 ? most : 10000);
 }
@@ -921,8 +944,8 @@ static void step_type(struct op *op)
     for (size_t i = 0, n = json_string_length(op->call.text); i < n; i++)
         chars += ((unsigned char)text[i] & 0xC0) != 0x80;
     if (op->call.delay_ms < 0)
-        op->call.delay_ms = chars * DEFAULT_DELAY_MS > TYPING_MS ? (int64_t)(TYPING_MS / chars)
-                                                                 : DEFAULT_DELAY_MS;
+        op->call.delay_ms =
+            chars * DEFAULT_DELAY_MS > TYPING_MS ? (int64_t)(TYPING_MS / chars) : DEFAULT_DELAY_MS;
     /* The deadline was for the element; typing has its own time. */
     timer_start(&op->deadline, (uint64_t)op->call.delay_ms * chars + 30000);
     while (op->pos < json_string_length(op->call.text)) {
@@ -945,7 +968,8 @@ static void step_type(struct op *op)
             WAIT(op);
         }
     }
-    finish(op, json_pack("{s:b, s:s, s:O}", "typed", 1, "selector", op->call.selector, "text", op->call.text));
+    finish(op, json_pack("{s:b, s:s, s:O}", "typed", 1, "selector", op->call.selector, "text",
+                         op->call.text));
     END;
 }
 
@@ -997,8 +1021,9 @@ static void step_scroll(struct op *op)
     WAIT(op);
     if (failed(op, "scroll"))
         return;
-    finish(op, json_pack("{s:b, s:O, s:O, s:O, s:O}", "scrolled", 1, "x", json_object_get(op->reply, "x"), "y",
-                         json_object_get(op->reply, "y"), "max_x", json_object_get(op->reply, "max_x"), "max_y",
+    finish(op, json_pack("{s:b, s:O, s:O, s:O, s:O}", "scrolled", 1, "x",
+                         json_object_get(op->reply, "x"), "y", json_object_get(op->reply, "y"),
+                         "max_x", json_object_get(op->reply, "max_x"), "max_y",
                          json_object_get(op->reply, "max_y")));
     END;
 }
@@ -1015,7 +1040,8 @@ static void step_wait(struct op *op)
         }
     }
     if (op->call.selector) {
-        locate(op, "check", json_pack("{s:s}", "state", op->call.state ? op->call.state : "visible"));
+        locate(op, "check",
+               json_pack("{s:s}", "state", op->call.state ? op->call.state : "visible"));
         WAIT(op);
         if (failed(op, "wait"))
             return;
@@ -1031,8 +1057,8 @@ static void step_wait(struct op *op)
     WAIT(op);
     if (failed(op, "wait"))
         return;
-    finish(op, json_pack("{s:b, s:O, s:O}", "waited", 1, "url", json_object_get(op->reply, "url"), "title",
-                         json_object_get(op->reply, "title")));
+    finish(op, json_pack("{s:b, s:O, s:O}", "waited", 1, "url", json_object_get(op->reply, "url"),
+                         "title", json_object_get(op->reply, "title")));
     END;
 }
 
@@ -1096,7 +1122,8 @@ static bool threw(struct op *op)
     if (said && strstr(said, "Execution was terminated"))
         fail(op, E_TIMEOUT_500, "evaluate: Timeout %lldms exceeded: the script was stopped",
              (long long)op->call.timeout_ms);
-    else if (said && (strstr(said, "the result is too large") || strstr(said, "the result has too many values")))
+    else if (said && (strstr(said, "the result is too large") ||
+                      strstr(said, "the result has too many values")))
         fail_large(op, "evaluate", MAX_DOCUMENT);
     else
         fail(op, E_BROWSER, "evaluate: %s", said ? said : "the script failed");
@@ -1108,8 +1135,9 @@ static void step_evaluate(struct op *op)
     BEGIN(op);
     op->reason = "the script has not ended";
     call(op, "Runtime.evaluate",
-         json_pack("{s:o, s:b, s:b, s:s, s:I}", "expression", script_of(op->call.text), "replMode", 1,
-                   "userGesture", 1, "objectGroup", "abx", "timeout", (json_int_t)op->call.timeout_ms));
+         json_pack("{s:o, s:b, s:b, s:s, s:I}", "expression", script_of(op->call.text), "replMode",
+                   1, "userGesture", 1, "objectGroup", "abx", "timeout",
+                   (json_int_t)op->call.timeout_ms));
     WAIT(op);
     if (threw(op))
         return;
@@ -1120,8 +1148,8 @@ static void step_evaluate(struct op *op)
         return;
     }
     call(op, "Runtime.callFunctionOn",
-         json_pack("{s:O, s:s, s:b, s:b, s:b}", "functionDeclaration", op->ctx->b->serialize, "objectId", id,
-                   "awaitPromise", 1, "returnByValue", 1, "userGesture", 1));
+         json_pack("{s:O, s:s, s:b, s:b, s:b}", "functionDeclaration", op->ctx->b->serialize,
+                   "objectId", id, "awaitPromise", 1, "returnByValue", 1, "userGesture", 1));
     WAIT(op);
     tell(op, "Runtime.releaseObjectGroup", json_pack("{s:s}", "objectGroup", "abx"));
     if (threw(op))
@@ -1156,8 +1184,8 @@ static json_t *in_context(struct op *op, json_t *params)
 
 static json_t *cookies_out(const json_t *from)
 {
-    static const char *const kept[] = {"name",     "value", "domain", "path",    "expires", "httpOnly",
-                                       "secure", "sameSite", "session"};
+    static const char *const kept[] = {"name",     "value",  "domain",   "path",   "expires",
+                                       "httpOnly", "secure", "sameSite", "session"};
     json_t *list = json_array();
     const json_t *c;
     size_t i;
@@ -1221,7 +1249,8 @@ static void step_viewport(struct op *op)
     ctx->width = op->call.width;
     ctx->height = op->call.height;
     ctx->scale = op->call.scale;
-    finish(op, json_pack("{s:i, s:i, s:f}", "width", ctx->width, "height", ctx->height, "scale", ctx->scale));
+    finish(op, json_pack("{s:i, s:i, s:f}", "width", ctx->width, "height", ctx->height, "scale",
+                         ctx->scale));
     END;
 }
 
@@ -1229,14 +1258,21 @@ static void step_viewport(struct op *op)
 
 void (*op_step_of(enum browser_op kind))(struct op *op)
 {
-    static void (*const steps[])(struct op *op) = {
-        [BROWSER_NAVIGATE] = step_navigate,       [BROWSER_SCREENSHOT] = step_screenshot,
-        [BROWSER_CONTENT] = step_content,         [BROWSER_CLICK] = step_click,
-        [BROWSER_TYPE] = step_type,               [BROWSER_EVALUATE] = step_evaluate,
-        [BROWSER_PDF] = step_pdf,                 [BROWSER_WAIT] = step_wait,
-        [BROWSER_PRESS] = step_press,             [BROWSER_SCROLL] = step_scroll,
-        [BROWSER_COOKIES_GET] = step_cookies_get, [BROWSER_COOKIES_SET] = step_cookies_set,
-        [BROWSER_VIEWPORT] = step_viewport,       [BROWSER_SNAPSHOT] = step_snapshot,
+    static void (*const steps[])(struct op * op) = {
+        [BROWSER_NAVIGATE] = step_navigate,
+        [BROWSER_SCREENSHOT] = step_screenshot,
+        [BROWSER_CONTENT] = step_content,
+        [BROWSER_CLICK] = step_click,
+        [BROWSER_TYPE] = step_type,
+        [BROWSER_EVALUATE] = step_evaluate,
+        [BROWSER_PDF] = step_pdf,
+        [BROWSER_WAIT] = step_wait,
+        [BROWSER_PRESS] = step_press,
+        [BROWSER_SCROLL] = step_scroll,
+        [BROWSER_COOKIES_GET] = step_cookies_get,
+        [BROWSER_COOKIES_SET] = step_cookies_set,
+        [BROWSER_VIEWPORT] = step_viewport,
+        [BROWSER_SNAPSHOT] = step_snapshot,
     };
     return steps[kind];
 }

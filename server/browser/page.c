@@ -12,10 +12,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* How it works. The browser attaches us to every page and worker before it runs (auto-attach); a target
- * is one of ours (opened for a context), a pop-up of one, or foreign (a DevTools client's): that one is
- * let go. Events of our pages keep the context's picture of its page; a call that waits for the page
- * is woken by each change and looks at the picture. */
+/* How it works. The browser attaches us to every page and worker before it runs (auto-attach); a
+ * target is one of ours (opened for a context), a pop-up of one, or foreign (a DevTools client's):
+ * that one is let go. Events of our pages keep the context's picture of its page; a call that waits
+ * for the page is woken by each change and looks at the picture. */
 
 #define OPEN_MS 12000
 #define PROBE_MS 300
@@ -116,7 +116,8 @@ static void on_console(struct context *ctx, const json_t *p)
     int line = top ? (int)json_integer_value(json_object_get(top, "lineNumber")) + 1 : 0;
     double at = json_number_value(json_object_get(p, "timestamp")) / 1000;
     if (!text.failed)
-        page_note(ctx, str(p, "type"), text.len > 0 ? text.data : "", text.len, str(top, "url"), line, at);
+        page_note(ctx, str(p, "type"), text.len > 0 ? text.data : "", text.len, str(top, "url"),
+                  line, at);
 }
 
 static void on_exception(struct context *ctx, const json_t *p)
@@ -139,8 +140,8 @@ static void on_log(struct context *ctx, const json_t *p)
     if (slash && strcmp(slash, "/favicon.ico") == 0)
         return; /* asked for by the browser, not by the page */
     if (json_is_string(text))
-        page_note(ctx, str(e, "level"), json_string_value(text), json_string_length(text), str(e, "url"),
-                  (int)json_integer_value(json_object_get(e, "lineNumber")),
+        page_note(ctx, str(e, "level"), json_string_value(text), json_string_length(text),
+                  str(e, "url"), (int)json_integer_value(json_object_get(e, "lineNumber")),
                   json_number_value(json_object_get(e, "timestamp")) / 1000);
 }
 
@@ -174,7 +175,8 @@ static void on_request(struct context *ctx, const json_t *p)
     const char *type = str(p, "type"), *id = str(p, "requestId");
     if (strcmp(id, str(p, "loaderId")) == 0 && strcmp(str(p, "frameId"), ctx->target) == 0 &&
         strcmp(type, "Document") == 0)
-        (void)snprintf(ctx->nav_url, sizeof ctx->nav_url, "%s", url); /* cut: only its host is needed */
+        (void)snprintf(ctx->nav_url, sizeof ctx->nav_url, "%s",
+                       url); /* cut: only its host is needed */
     if (strncmp(url, "data:", 5) == 0 || strncmp(url, "blob:", 5) == 0 ||
         strcmp(type, "EventSource") == 0 || strcmp(type, "WebSocket") == 0)
         return;
@@ -209,7 +211,7 @@ static void on_response(struct context *ctx, const json_t *p)
 
 struct verdict {
     struct browser *b;
-    struct context *ctx;       /* NULL: a pop-up's or a worker's */
+    struct context *ctx; /* NULL: a pop-up's or a worker's */
     unsigned generation, opening;
     char session[ID_MAX], request[ID_MAX], host[256];
     int port;
@@ -221,12 +223,12 @@ static void answer_request(struct browser *b, const char *session, const char *r
     if (!b->cdp)
         return;
     if (pass)
-        cdp_send(b->cdp, session, "Fetch.continueRequest", json_pack("{s:s}", "requestId", request), NULL,
-                 NULL);
+        cdp_send(b->cdp, session, "Fetch.continueRequest", json_pack("{s:s}", "requestId", request),
+                 NULL, NULL);
     else
         cdp_send(b->cdp, session, "Fetch.failRequest",
-                 json_pack("{s:s, s:s}", "requestId", request, "errorReason", "BlockedByClient"), NULL,
-                 NULL);
+                 json_pack("{s:s, s:s}", "requestId", request, "errorReason", "BlockedByClient"),
+                 NULL, NULL);
 }
 
 static void verdict_work(void *data)
@@ -244,7 +246,8 @@ static void verdict_done(void *data)
 {
     struct verdict *v = data;
     if (v->generation == v->b->generation) {
-        if (v->private_address && v->document && is_alive(v->b, v->ctx) && v->opening == v->ctx->opening)
+        if (v->private_address && v->document && is_alive(v->b, v->ctx) &&
+            v->opening == v->ctx->opening)
             v->ctx->denied = E_URL_DENIED;
         answer_request(v->b, v->session, v->request, !v->private_address);
     }
@@ -286,7 +289,8 @@ static void on_paused(struct browser *b, struct context *ctx, const char *sessio
         strlen(parts.host) < sizeof v->host) {
         v = calloc(1, sizeof *v);
         if (v) {
-            *v = (struct verdict){.b = b, .ctx = ctx, .generation = b->generation, .document = document};
+            *v = (struct verdict){
+                .b = b, .ctx = ctx, .generation = b->generation, .document = document};
             v->opening = ctx ? ctx->opening : 0;
             memcpy(v->host, parts.host, strlen(parts.host) + 1);
             (void)snprintf(v->session, sizeof v->session, "%s", session);
@@ -354,7 +358,8 @@ static struct context *opening_done(struct opening *o, struct cdp_answer *a)
     return ctx;
 }
 
-static void ask(struct context *ctx, const char *session, const char *method, json_t *params, cdp_done fn)
+static void ask(struct context *ctx, const char *session, const char *method, json_t *params,
+                cdp_done fn)
 {
     struct opening *o = malloc(sizeof *o);
     if (!o) {
@@ -375,15 +380,12 @@ static void on_set_up(void *data, struct cdp_answer *a)
     context_pump(ctx);
 }
 
-static bool must_intercept(const struct browser *b)
-{
-    return !b->socks || browser_has_globs(b);
-}
+static bool must_intercept(const struct browser *b) { return !b->socks || browser_has_globs(b); }
 
 static void intercept(struct browser *b, const char *session)
 {
-    cdp_send(b->cdp, session, "Fetch.enable", json_pack("{s:[{s:s}]}", "patterns", "urlPattern", "*"), NULL,
-             NULL);
+    cdp_send(b->cdp, session, "Fetch.enable",
+             json_pack("{s:[{s:s}]}", "patterns", "urlPattern", "*"), NULL, NULL);
 }
 
 json_t *page_metrics(const struct context *ctx)
@@ -415,7 +417,8 @@ static void set_up(struct context *ctx, struct target *t)
     if (must_intercept(ctx->b)) {
         intercept(ctx->b, ctx->session);
         tell(ctx, "Target.setAutoAttach",
-             json_pack("{s:b, s:b, s:b}", "autoAttach", 1, "waitForDebuggerOnStart", 1, "flatten", 1));
+             json_pack("{s:b, s:b, s:b}", "autoAttach", 1, "waitForDebuggerOnStart", 1, "flatten",
+                       1));
     }
     if (t->waiting)
         tell(ctx, "Runtime.runIfWaitingForDebugger", NULL);
@@ -462,8 +465,8 @@ static void on_context(void *data, struct cdp_answer *a)
         return;
     copy_id(ctx->browser_context, json_object_get(a->result, "browserContextId"));
     cdp_send(ctx->b->cdp, NULL, "Browser.setDownloadBehavior",
-             json_pack("{s:s, s:s, s:b}", "behavior", "deny", "browserContextId", ctx->browser_context,
-                       "eventsEnabled", 1),
+             json_pack("{s:s, s:s, s:b}", "behavior", "deny", "browserContextId",
+                       ctx->browser_context, "eventsEnabled", 1),
              NULL, NULL);
     create(ctx);
 }
@@ -477,7 +480,8 @@ void page_open(struct context *ctx)
     timer_start(&ctx->page_timer, OPEN_MS);
     /* Of a browser that others use too, we take no page and no cookies of theirs. */
     if (!*ctx->browser_context && (*ctx->name || b->cdp_url)) {
-        ask(ctx, NULL, "Target.createBrowserContext", json_pack("{s:b}", "disposeOnDetach", 1), on_context);
+        ask(ctx, NULL, "Target.createBrowserContext", json_pack("{s:b}", "disposeOnDetach", 1),
+            on_context);
         return;
     }
     if (!*ctx->name) {
@@ -501,10 +505,7 @@ void target_free(struct target *t)
 
 void page_targets_clear(struct browser *b)
 {
-    list_for_each_safe(it, &b->targets)
-    {
-        target_free(list_entry(it, struct target, link));
-    }
+    list_for_each_safe(it, &b->targets) { target_free(list_entry(it, struct target, link)); }
 }
 
 void page_forget_context(struct context *ctx)
@@ -520,7 +521,8 @@ void page_forget_context(struct context *ctx)
 static void close_target(struct browser *b, const char *id)
 {
     if (b->cdp && *id)
-        cdp_send(b->cdp, NULL, "Target.closeTarget", json_pack("{s:s}", "targetId", id), NULL, NULL);
+        cdp_send(b->cdp, NULL, "Target.closeTarget", json_pack("{s:s}", "targetId", id), NULL,
+                 NULL);
 }
 
 void page_drop(struct context *ctx, const char *why)
@@ -616,7 +618,8 @@ static void dismiss(struct browser *b, struct context *ctx, const char *session,
 {
     const char *type = str(p, "type");
     bool leaving = strcmp(type, "beforeunload") == 0;
-    cdp_send(b->cdp, session, "Page.handleJavaScriptDialog", json_pack("{s:b}", "accept", leaving), NULL, NULL);
+    cdp_send(b->cdp, session, "Page.handleJavaScriptDialog", json_pack("{s:b}", "accept", leaving),
+             NULL, NULL);
     autobuf struct buf text = BUF_INIT;
     buf_addf(&text, "%s dialog %s: ", type, leaving ? "accepted" : "dismissed");
     buf_adds(&text, str(p, "message"));
@@ -630,9 +633,12 @@ static void page_message(struct context *ctx, const struct cdp_head *h)
         const char *method;
         void (*fn)(struct context *ctx, const json_t *p);
     } table[] = {
-        {"Page.frameNavigated", on_navigated},       {"Page.lifecycleEvent", on_lifecycle},
-        {"Network.requestWillBeSent", on_request},   {"Network.responseReceived", on_response},
-        {"Runtime.consoleAPICalled", on_console},    {"Runtime.exceptionThrown", on_exception},
+        {"Page.frameNavigated", on_navigated},
+        {"Page.lifecycleEvent", on_lifecycle},
+        {"Network.requestWillBeSent", on_request},
+        {"Network.responseReceived", on_response},
+        {"Runtime.consoleAPICalled", on_console},
+        {"Runtime.exceptionThrown", on_exception},
         {"Log.entryAdded", on_log},
     };
     struct browser *b = ctx->b;
@@ -655,7 +661,8 @@ static void page_message(struct context *ctx, const struct cdp_head *h)
         ctx->world = 0;
         return;
     }
-    bool finished = cdp_is(h->method, "Network.loadingFinished") || cdp_is(h->method, "Network.loadingFailed");
+    bool finished =
+        cdp_is(h->method, "Network.loadingFinished") || cdp_is(h->method, "Network.loadingFailed");
     bool dialog = cdp_is(h->method, "Page.javascriptDialogOpening");
     bool paused = cdp_is(h->method, "Fetch.requestPaused");
     bool requested = cdp_is(h->method, "Page.frameRequestedNavigation");
@@ -741,7 +748,8 @@ static struct context *context_of_page(struct browser *b, const char *target)
     return NULL;
 }
 
-/* A pop-up stays beside its page, set up so that its dialogs can't block it; the oldest gives way. */
+/* A pop-up stays beside its page, set up so that its dialogs can't block it; the oldest gives way.
+ */
 static void adopt_popup(struct browser *b, struct context *ctx, struct target *t)
 {
     t->popup_of = ctx;
@@ -779,7 +787,8 @@ static bool somebody_opens(struct browser *b, const char *browser_context)
     return false;
 }
 
-/* Whose window is it, when it names no opener (noopener) and no DevTools client could have made it? */
+/* Whose window is it, when it names no opener (noopener) and no DevTools client could have made it?
+ */
 static struct context *context_of_windows(struct browser *b, const char *browser_context)
 {
     if (!list_empty(&b->taps))
@@ -787,7 +796,8 @@ static struct context *context_of_windows(struct browser *b, const char *browser
     list_for_each(it, &b->contexts)
     {
         struct context *ctx = list_entry(it, struct context, link);
-        if (*ctx->target && (!*ctx->browser_context || strcmp(ctx->browser_context, browser_context) == 0))
+        if (*ctx->target &&
+            (!*ctx->browser_context || strcmp(ctx->browser_context, browser_context) == 0))
             return ctx;
     }
     return NULL;
@@ -800,8 +810,8 @@ static void let_go(struct browser *b, struct target *t)
     cdp_send(b->cdp, t->session, "Runtime.runIfWaitingForDebugger", NULL, NULL, NULL);
     t->waiting = false;
     if (!must_intercept(b)) {
-        cdp_send(b->cdp, NULL, "Target.detachFromTarget", json_pack("{s:s}", "sessionId", t->session), NULL,
-                 NULL);
+        cdp_send(b->cdp, NULL, "Target.detachFromTarget",
+                 json_pack("{s:s}", "sessionId", t->session), NULL, NULL);
         target_free(t);
     }
 }
@@ -849,13 +859,15 @@ static void on_gone(struct browser *b, const char *target, const char *session)
     list_for_each(it, &b->contexts)
     {
         struct context *c = list_entry(it, struct context, link);
-        if ((*target && strcmp(c->target, target) == 0) || (*session && strcmp(c->session, session) == 0))
+        if ((*target && strcmp(c->target, target) == 0) ||
+            (*session && strcmp(c->session, session) == 0))
             ctx = c;
     }
     list_for_each_safe(it, &b->targets)
     {
         struct target *t = list_entry(it, struct target, link);
-        if ((*target && strcmp(t->id, target) == 0) || (*session && strcmp(t->session, session) == 0))
+        if ((*target && strcmp(t->id, target) == 0) ||
+            (*session && strcmp(t->session, session) == 0))
             target_free(t);
     }
     if (ctx) {

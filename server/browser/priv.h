@@ -20,13 +20,13 @@ struct browser {
     char *state_dir, *path, *cdp_url;
     uint64_t idle_ms;
     enum browser_state state;
-    bool no_sandbox;      /* its sandbox could not be had last time */
-    bool retried;         /* this start is the second try, without the sandbox */
-    unsigned generation;  /* counts starts */
+    bool no_sandbox;     /* its sandbox could not be had last time */
+    bool retried;        /* this start is the second try, without the sandbox */
+    unsigned generation; /* counts starts */
     struct chrome *chrome;
     struct wsclient *remote;
     struct cdp *cdp;
-    struct socks *socks;  /* NULL: a remote browser, or the environment's own proxies */
+    struct socks *socks; /* NULL: a remote browser, or the environment's own proxies */
     int socks_port;
     struct policy *policy; /* of the newest call */
     struct timer start_timer, idle_timer, turn_timer;
@@ -62,7 +62,7 @@ struct line {
 struct context {
     struct list link;
     struct browser *b;
-    char *owner, *name; /* both "" for the shared one */
+    char *owner, *name;           /* both "" for the shared one */
     char browser_context[ID_MAX]; /* "": the browser's default */
     uint64_t used_ms;
 
@@ -78,13 +78,14 @@ struct context {
     bool nav_requested;
     char response_loader[ID_MAX];
     int response_status;
-    char nav_url[2048]; /* last request of a navigation of the page itself */
+    char nav_url[2048];     /* last request of a navigation of the page itself */
     enum error_kind denied; /* why that was refused; 0: it wasn't */
     bool downloaded;
     struct request_id *requests;
     size_t n_requests, cap_requests;
     uint64_t quiet_since;
-    bool covered;            /* others may have taken the front of its window (then it draws nothing) or its size */
+    bool covered; /* others may have taken the front of its window (then it draws nothing) or its
+                     size */
 
     int width, height;
     double scale;
@@ -153,15 +154,17 @@ bool browser_has_globs(const struct browser *b);
 void context_pump(struct context *ctx);
 struct context *context_find(struct browser *b, const char *owner, const char *name);
 /* A name or address a page may not reach? (rows 4 and 6) */
-bool browser_may_reach(const struct browser *b, const char *host, int port, const struct sockaddr *addr);
+bool browser_may_reach(const struct browser *b, const char *host, int port,
+                       const struct sockaddr *addr);
 
 /* --- page.c --------------------------------------------------------------------------------- */
 
 void page_open(struct context *ctx);
 /* The page has gone; its target is closed when it still exists. The running call fails with why. */
 void page_drop(struct context *ctx, const char *why);
-/* After a call that was not done in time: when the page does not respond, its scripts are stopped; when
- * that does not help, it is replaced. stop_loading: a navigation is under way that nobody wants any more. */
+/* After a call that was not done in time: when the page does not respond, its scripts are stopped;
+ * when that does not help, it is replaced. stop_loading: a navigation is under way that nobody
+ * wants any more. */
 void page_fix(struct context *ctx, bool stop_loading);
 void page_root_event(struct browser *b, const struct cdp_head *h);
 /* True when the session is one of ours. */

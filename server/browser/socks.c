@@ -12,9 +12,9 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-/* How it works. A tunnel reads the greeting and the request, resolves the name on a worker, tries the
- * addresses one after the other, and then moves bytes: one buffer per direction, and a side is read only
- * while the other has taken all. */
+/* How it works. A tunnel reads the greeting and the request, resolves the name on a worker, tries
+ * the addresses one after the other, and then moves bytes: one buffer per direction, and a side is
+ * read only while the other has taken all. */
 
 #define MAX_TUNNELS 512
 #define PIECE (32 * KIB)
@@ -181,8 +181,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 
 static void read_side(struct tunnel *t, enum side side)
 {
-    if (!t->from[side].ended &&
-        uv_read_start((uv_stream_t *)&t->tcp[side], on_alloc, on_read) < 0)
+    if (!t->from[side].ended && uv_read_start((uv_stream_t *)&t->tcp[side], on_alloc, on_read) < 0)
         tunnel_close(t);
 }
 
@@ -499,10 +498,7 @@ void socks_stop(struct socks *s)
         return;
     s->judge = NULL;
     uv_close((uv_handle_t *)&s->listener, on_listener_closed);
-    list_for_each_safe(it, &s->tunnels)
-    {
-        tunnel_close(list_entry(it, struct tunnel, link));
-    }
+    list_for_each_safe(it, &s->tunnels) { tunnel_close(list_entry(it, struct tunnel, link)); }
 }
 
 struct socks *socks_start(struct loop *loop, socks_judge judge, void *owner, int *ret_port,

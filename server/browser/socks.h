@@ -1,8 +1,9 @@
 #pragma once
-/* The way out of the browser: a SOCKS 5 server (RFC 1928, CONNECT only) on a loopback port of its own.
- * Every connection Chromium makes, for whatever part of a page, comes through here, so the addresses a
- * page may reach are decided in one place, and the address that was judged is the one connected to:
- * redirects, workers, WebSockets and names that change their address can't get round it. Loop thread. */
+/* The way out of the browser: a SOCKS 5 server (RFC 1928, CONNECT only) on a loopback port of its
+ * own. Every connection Chromium makes, for whatever part of a page, comes through here, so the
+ * addresses a page may reach are decided in one place, and the address that was judged is the one
+ * connected to: redirects, workers, WebSockets and names that change their address can't get round
+ * it. Loop thread. */
 
 #include "base/error.h"
 #include "base/loop.h"

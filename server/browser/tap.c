@@ -8,9 +8,10 @@
 #include <strings.h>
 
 /* How it works. Each client gets a DevTools session of its own on the browser target, so its
- * auto-attach, its ids and its events are apart from ours. What has no session id in its messages means
- * that root session; sessions that the browser opens below it are noted and belong to it, and it can
- * address no others. Messages are rebuilt from their scanned parts, never parsed as a whole. */
+ * auto-attach, its ids and its events are apart from ours. What has no session id in its messages
+ * means that root session; sessions that the browser opens below it are noted and belong to it, and
+ * it can address no others. Messages are rebuilt from their scanned parts, never parsed as a whole.
+ */
 
 #define MAX_TAPS 8
 #define MAX_TAP_SESSIONS 4096
@@ -106,7 +107,8 @@ static void add_session(struct buf *out, const char *session)
 static void refuse(struct tap *t, const struct cdp_head *h, const char *why)
 {
     autobuf struct buf out = BUF_INIT;
-    buf_addf(&out, "{\"id\":%lld,\"error\":{\"code\":-32000,\"message\":\"%s\"}", (long long)h->id, why);
+    buf_addf(&out, "{\"id\":%lld,\"error\":{\"code\":-32000,\"message\":\"%s\"}", (long long)h->id,
+             why);
     if (h->session.at)
         buf_addf(&out, ",\"sessionId\":\"%.*s\"", (int)h->session.len, h->session.at);
     buf_addc(&out, '}');
@@ -138,7 +140,8 @@ static void on_answer(void *data, struct cdp_answer *a)
             buf_adds(&out, "\"error\":");
             buf_add(&out, a->head.error.at, a->head.error.len);
         } else {
-            buf_adds(&out, "\"error\":{\"code\":-32000,\"message\":\"the answer did not come or is too large\"}");
+            buf_adds(&out, "\"error\":{\"code\":-32000,\"message\":\"the answer did not come or is "
+                           "too large\"}");
         }
         add_session(&out, call->session);
         buf_addc(&out, '}');
@@ -147,7 +150,8 @@ static void on_answer(void *data, struct cdp_answer *a)
             const char *context = json_string_value(json_object_get(r, "browserContextId"));
             const char *page = json_string_value(json_object_get(r, "targetId"));
             if (context)
-                (void)add_id(&t->contexts, &t->n_contexts, &t->cap_contexts, context, strlen(context));
+                (void)add_id(&t->contexts, &t->n_contexts, &t->cap_contexts, context,
+                             strlen(context));
             if (page)
                 (void)add_id(&t->pages, &t->n_pages, &t->cap_pages, page, strlen(page));
         }
@@ -164,7 +168,8 @@ bool tap_event(struct browser *b, const struct cdp_head *h, const char *text, si
         bool root = *t->root && cdp_is(h->session, t->root);
         if (!root && !owns(t, h->session))
             continue;
-        if (cdp_is(h->method, "Target.attachedToTarget") || cdp_is(h->method, "Target.detachedFromTarget")) {
+        if (cdp_is(h->method, "Target.attachedToTarget") ||
+            cdp_is(h->method, "Target.detachedFromTarget")) {
             autojson json_t *p = cdp_parse(h->params.at, h->params.len);
             const char *id = json_string_value(json_object_get(p, "sessionId"));
             size_t n = id ? strlen(id) : 0;
@@ -198,14 +203,24 @@ bool tap_event(struct browser *b, const struct cdp_head *h, const char *text, si
 static const char *forbidden(const struct cdp_head *h)
 {
     static const char *const refused[] = {
-        "DOM.setFileInputFiles", "Tethering.bind", "Tethering.unbind",
-        "Browser.crash", "Browser.crashGpuProcess", "Network.loadNetworkResource",
-        "Extensions.loadUnpacked", "Browser.executeBrowserCommand", "PWA.install",
-        "PWA.launch", "Target.setRemoteLocations", "Target.exposeDevToolsProtocol",
-        "Page.setWebLifecycleState", "SystemInfo.getProcessInfo", "Target.attachToBrowserTarget",
+        "DOM.setFileInputFiles",
+        "Tethering.bind",
+        "Tethering.unbind",
+        "Browser.crash",
+        "Browser.crashGpuProcess",
+        "Network.loadNetworkResource",
+        "Extensions.loadUnpacked",
+        "Browser.executeBrowserCommand",
+        "PWA.install",
+        "PWA.launch",
+        "Target.setRemoteLocations",
+        "Target.exposeDevToolsProtocol",
+        "Page.setWebLifecycleState",
+        "SystemInfo.getProcessInfo",
+        "Target.attachToBrowserTarget",
     };
-    static const char *const opening[] = {"Page.navigate", "Target.createTarget", "Target.createBrowserContext",
-                                          "Target.openDevTools"};
+    static const char *const opening[] = {"Page.navigate", "Target.createTarget",
+                                          "Target.createBrowserContext", "Target.openDevTools"};
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         if (cdp_is(h->method, refused[i]))
             return "the server does not allow this method";
@@ -221,7 +236,8 @@ static const char *forbidden(const struct cdp_head *h)
     if (json_object_get(p, "proxyServer") || json_object_get(p, "proxyBypassList"))
         return "the server does not allow other proxies";
     const char *url = json_string_value(json_object_get(p, "url"));
-    static const char *const schemes[] = {"http:", "https:", "about:", "data:", "blob:", "javascript:"};
+    static const char *const schemes[] = {
+        "http:", "https:", "about:", "data:", "blob:", "javascript:"};
     bool fine = !url || !*url;
     for (size_t i = 0; i < ARRAY_LEN(schemes) && !fine; i++)
         fine = strncasecmp(url, schemes[i], strlen(schemes[i])) == 0;
@@ -264,8 +280,10 @@ void tap_message(struct tap *t, const char *text, size_t len)
         call->session[h.session.len] = '\0';
     }
     list_append(&t->calls, &call->link);
-    struct cdp_span session = h.session.at ? h.session : (struct cdp_span){t->root, strlen(t->root)};
-    (void)cdp_pass(t->b->cdp, session, h.method, h.params, on_answer, call); /* answered in any case */
+    struct cdp_span session =
+        h.session.at ? h.session : (struct cdp_span){t->root, strlen(t->root)};
+    (void)cdp_pass(t->b->cdp, session, h.method, h.params, on_answer,
+                   call); /* answered in any case */
 }
 
 /* --- life ----------------------------------------------------------------------------------- */
@@ -307,28 +325,19 @@ static void attach(struct tap *t)
 
 void tap_browser_up(struct browser *b)
 {
-    list_for_each_safe(it, &b->taps)
-    {
-        attach(list_entry(it, struct tap, link));
-    }
+    list_for_each_safe(it, &b->taps) { attach(list_entry(it, struct tap, link)); }
 }
 
 void tap_browser_down(struct browser *b, const struct abx_error *err)
 {
-    list_for_each_safe(it, &b->taps)
-    {
-        fail_tap(list_entry(it, struct tap, link), err);
-    }
+    list_for_each_safe(it, &b->taps) { fail_tap(list_entry(it, struct tap, link), err); }
 }
 
-struct tap *tap_open(struct browser *b, struct policy *policy, const struct tap_ops *ops, void *owner,
-                     struct abx_error *err)
+struct tap *tap_open(struct browser *b, struct policy *policy, const struct tap_ops *ops,
+                     void *owner, struct abx_error *err)
 {
     size_t n = 0;
-    list_for_each(it, &b->taps)
-    {
-        n++;
-    }
+    list_for_each(it, &b->taps) { n++; }
     if (n >= MAX_TAPS) {
         abx_fail(err, E_OVERLOADED, 0, "At most %d DevTools clients at once", MAX_TAPS);
         return NULL;
@@ -359,13 +368,14 @@ void tap_close(struct tap *t)
     struct browser *b = t->b;
     if (b->cdp) {
         for (size_t i = 0; i < t->n_pages; i++)
-            cdp_send(b->cdp, NULL, "Target.closeTarget", json_pack("{s:s}", "targetId", t->pages[i]), NULL, NULL);
+            cdp_send(b->cdp, NULL, "Target.closeTarget",
+                     json_pack("{s:s}", "targetId", t->pages[i]), NULL, NULL);
         for (size_t i = 0; i < t->n_contexts; i++)
             cdp_send(b->cdp, NULL, "Target.disposeBrowserContext",
                      json_pack("{s:s}", "browserContextId", t->contexts[i]), NULL, NULL);
         if (*t->root)
-            cdp_send(b->cdp, NULL, "Target.detachFromTarget", json_pack("{s:s}", "sessionId", t->root), NULL,
-                     NULL);
+            cdp_send(b->cdp, NULL, "Target.detachFromTarget",
+                     json_pack("{s:s}", "sessionId", t->root), NULL, NULL);
     }
     list_for_each(it, &b->contexts)
     {
@@ -377,7 +387,4 @@ void tap_close(struct tap *t)
     browser_touch(b);
 }
 
-size_t tap_pending(const struct tap *t)
-{
-    return t->b->cdp ? cdp_pending_bytes(t->b->cdp) : 0;
-}
+size_t tap_pending(const struct tap *t) { return t->b->cdp ? cdp_pending_bytes(t->b->cdp) : 0; }

@@ -127,7 +127,8 @@ void value_exception_text(struct buf *out, const json_t *details)
 
 /* --- PDF ------------------------------------------------------------------------------------ */
 
-/* The page tree's nodes are plain objects: the root's /Count is the number of pages, and the largest. */
+/* The page tree's nodes are plain objects: the root's /Count is the number of pages, and the
+ * largest. */
 int pdf_pages(const char *pdf, size_t len)
 {
     static const char mark[] = "/Type /Pages";
@@ -157,8 +158,8 @@ bool pdf_paper(const char *name, double *ret_width, double *ret_height)
         const char *name;
         double width, height;
     } papers[] = {
-        {"A4", 8.27, 11.7},  {"Letter", 8.5, 11}, {"Legal", 8.5, 14},  {"Tabloid", 11, 17},
-        {"Ledger", 17, 11},  {"A0", 33.1, 46.8},  {"A1", 23.4, 33.1},  {"A2", 16.54, 23.4},
+        {"A4", 8.27, 11.7},  {"Letter", 8.5, 11}, {"Legal", 8.5, 14}, {"Tabloid", 11, 17},
+        {"Ledger", 17, 11},  {"A0", 33.1, 46.8},  {"A1", 23.4, 33.1}, {"A2", 16.54, 23.4},
         {"A3", 11.7, 16.54}, {"A5", 5.83, 8.27},  {"A6", 4.13, 5.83},
     };
     for (size_t i = 0; i < ARRAY_LEN(papers); i++) {
@@ -173,9 +174,9 @@ bool pdf_paper(const char *name, double *ret_width, double *ret_height)
 
 /* --- accessibility tree --------------------------------------------------------------------- */
 
-/* How it works. Nodes come flat with child ids; an object maps id to index, then the tree is walked with
- * a stack of its own (pages may nest thousands deep). Ignored and purely structural nodes pass their
- * children up. */
+/* How it works. Nodes come flat with child ids; an object maps id to index, then the tree is walked
+ * with a stack of its own (pages may nest thousands deep). Ignored and purely structural nodes pass
+ * their children up. */
 
 struct ax_frame {
     const json_t *children;
@@ -243,8 +244,8 @@ static bool has_text(const json_t *v)
 
 static void add_states(struct buf *out, const json_t *node)
 {
-    static const char *const flags[] = {"checked", "disabled", "expanded", "focused",
-                                        "pressed", "selected", "required", "readonly", NULL};
+    static const char *const flags[] = {"checked",  "disabled", "expanded", "focused", "pressed",
+                                        "selected", "required", "readonly", NULL};
     for (const char *const *f = flags; *f; f++) {
         const json_t *v = ax_property(node, *f);
         if (json_is_true(v) || (json_is_string(v) && strcmp(json_string_value(v), "true") == 0))
@@ -289,10 +290,12 @@ static void add_node(struct buf *out, const json_t *node, const char *role, int 
 
 bool ax_write(struct buf *out, const json_t *nodes, int depth, size_t max_bytes, size_t *ret_refs)
 {
-    static const char *const passed[] = {"none",         "generic", "InlineTextBox", "RootWebArea",
-                                         "presentation", "LayoutTableCell", "LineBreak", NULL};
-    static const char *const leaves[] = {"textbox", "searchbox", "button", "link", "heading", "option",
-                                         "menuitem", "tab", "checkbox", "radio", "switch", NULL};
+    static const char *const passed[] = {
+        "none",         "generic",         "InlineTextBox", "RootWebArea",
+        "presentation", "LayoutTableCell", "LineBreak",     NULL};
+    static const char *const leaves[] = {"textbox",  "searchbox", "button",   "link",
+                                         "heading",  "option",    "menuitem", "tab",
+                                         "checkbox", "radio",     "switch",   NULL};
     autojson json_t *by_id = json_object();
     const json_t *node;
     size_t i;
@@ -334,9 +337,10 @@ bool ax_write(struct buf *out, const json_t *nodes, int depth, size_t max_bytes,
             /* The name of these is their text already. */
             const json_t *kids = json_object_get(node, "childIds");
             if (is_one_of(role, leaves) && json_array_size(kids) == 1) {
-                const json_t *kid = json_object_get(by_id, json_string_value(json_array_get(kids, 0))
-                                                               ? json_string_value(json_array_get(kids, 0))
-                                                               : "");
+                const json_t *kid =
+                    json_object_get(by_id, json_string_value(json_array_get(kids, 0))
+                                               ? json_string_value(json_array_get(kids, 0))
+                                               : "");
                 const char *kid_role = json_string_value(ax_value(kid, "role"));
                 enter = !(kid_role && strcmp(kid_role, "StaticText") == 0);
             }

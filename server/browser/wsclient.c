@@ -15,8 +15,9 @@
 #include <sys/socket.h>
 #include <wslay/wslay.h>
 
-/* How it works. Resolving, connecting and the upgrade run on a worker, in plain blocking steps with a
- * deadline each; the socket then moves to the loop, where libwslay reads and writes it as far as it goes. */
+/* How it works. Resolving, connecting and the upgrade run on a worker, in plain blocking steps with
+ * a deadline each; the socket then moves to the loop, where libwslay reads and writes it as far as
+ * it goes. */
 
 #define STEP_MS 4000
 #define MAX_HEAD (16 * KIB)
@@ -67,13 +68,15 @@ static int dial(const char *host, const char *port, struct abx_error *err)
                 sys = errno;
                 continue;
             }
-            if (wait_for(fd, POLLOUT) < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &sys, &len) < 0 || sys != 0)
+            if (wait_for(fd, POLLOUT) < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &sys, &len) < 0 ||
+                sys != 0)
                 continue;
         }
         result = take_fd(&fd);
     }
     freeaddrinfo(list);
-    return result >= 0 ? result : abx_fail(err, E_RUNTIME_503, sys, "%s:%s: %s", host, port, strerror(sys));
+    return result >= 0 ? result
+                       : abx_fail(err, E_RUNTIME_503, sys, "%s:%s: %s", host, port, strerror(sys));
 }
 
 static int send_all(int fd, const char *data, size_t len)
@@ -147,13 +150,15 @@ static int parse_url(struct wsclient *c, const char *url, struct abx_error *err)
         host_end--;
     }
     size_t n = (size_t)(host_end - host), port = colon ? (size_t)(end - colon - 1) : 0;
-    if (n == 0 || n >= sizeof c->host || port >= sizeof c->port - 1 || strlen(end) >= sizeof c->path)
+    if (n == 0 || n >= sizeof c->host || port >= sizeof c->port - 1 ||
+        strlen(end) >= sizeof c->path)
         return abx_fail(err, E_VALUE, 0, "a ws:// or http:// URL is expected");
     memcpy(c->host, host, n);
     c->host[n] = '\0';
     memcpy(c->port, port ? colon + 1 : "80", port ? port : 2);
     c->port[port ? port : 2] = '\0';
-    (void)snprintf(c->path, sizeof c->path, "%s", *end == '/' ? end : "/"); /* length checked above */
+    (void)snprintf(c->path, sizeof c->path, "%s",
+                   *end == '/' ? end : "/"); /* length checked above */
     c->discover = http;
     return 0;
 }
@@ -165,7 +170,8 @@ static int discover(struct wsclient *c, struct abx_error *err)
     if (fd < 0)
         return -1;
     autobuf struct buf text = BUF_INIT;
-    buf_addf(&text, "GET /json/version HTTP/1.1\r\nHost: %s:%s\r\nConnection: close\r\n\r\n", c->host, c->port);
+    buf_addf(&text, "GET /json/version HTTP/1.1\r\nHost: %s:%s\r\nConnection: close\r\n\r\n",
+             c->host, c->port);
     if (text.failed || send_all(fd, text.data, text.len) < 0)
         return abx_fail(err, E_RUNTIME_503, 0, "no answer to /json/version");
     buf_reset(&text);
@@ -177,7 +183,8 @@ static int discover(struct wsclient *c, struct abx_error *err)
         if (n <= 0)
             break;
         text.len += (size_t)n;
-        if (buf_str(&text) && strstr(text.data, "\r\n\r\n") && strchr(strstr(text.data, "\r\n\r\n"), '}'))
+        if (buf_str(&text) && strstr(text.data, "\r\n\r\n") &&
+            strchr(strstr(text.data, "\r\n\r\n"), '}'))
             break;
     }
     const char *all = buf_str(&text);
@@ -210,7 +217,8 @@ static int upgrade(struct wsclient *c, int fd, struct abx_error *err)
     if (read_head(fd, &head) < 0 || !buf_str(&head))
         return abx_fail(err, E_RUNTIME_503, 0, "no answer to the WebSocket upgrade");
     if (strncmp(head.data, "HTTP/1.1 101", 12) != 0)
-        return abx_fail(err, E_RUNTIME_503, 0, "the WebSocket upgrade was refused: %.60s", head.data);
+        return abx_fail(err, E_RUNTIME_503, 0, "the WebSocket upgrade was refused: %.60s",
+                        head.data);
     /* RFC 6455, 4.2.2 */
     buf_adds(&key, "258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
     struct sha1_ctx sha;
@@ -265,12 +273,14 @@ static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, in
     ssize_t n = recv(c->fd, buf, len, 0);
     if (n > 0)
         return n;
-    wslay_event_set_error(ctx, n < 0 && (errno == EAGAIN || errno == EINTR) ? WSLAY_ERR_WOULDBLOCK
-                                                                            : WSLAY_ERR_CALLBACK_FAILURE);
+    wslay_event_set_error(ctx, n < 0 && (errno == EAGAIN || errno == EINTR)
+                                   ? WSLAY_ERR_WOULDBLOCK
+                                   : WSLAY_ERR_CALLBACK_FAILURE);
     return -1;
 }
 
-static ssize_t on_send(wslay_event_context_ptr ctx, const uint8_t *buf, size_t len, int flags, void *data)
+static ssize_t on_send(wslay_event_context_ptr ctx, const uint8_t *buf, size_t len, int flags,
+                       void *data)
 {
     struct wsclient *c = data;
     ssize_t n = send(c->fd, buf, len, MSG_NOSIGNAL | (flags & WSLAY_MSG_MORE ? MSG_MORE : 0));
@@ -287,7 +297,8 @@ static int on_mask(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, void *
     return 0;
 }
 
-static void on_message(wslay_event_context_ptr ctx, const struct wslay_event_on_msg_recv_arg *arg, void *data)
+static void on_message(wslay_event_context_ptr ctx, const struct wslay_event_on_msg_recv_arg *arg,
+                       void *data)
 {
     struct wsclient *c = data;
     if (c->broken || c->closed || arg->opcode != WSLAY_TEXT_FRAME)
@@ -316,8 +327,8 @@ static void on_io(void *data, int events)
 {
     struct wsclient *c = data;
     c->connecting = true; /* holds it while callbacks may close it */
-    if (events < 0 || wslay_event_recv(c->frames) != 0 || wslay_event_get_close_received(c->frames) ||
-        !wslay_event_want_read(c->frames))
+    if (events < 0 || wslay_event_recv(c->frames) != 0 ||
+        wslay_event_get_close_received(c->frames) || !wslay_event_want_read(c->frames))
         broke(c, "the browser has ended the connection");
     pump(c);
     c->connecting = false;

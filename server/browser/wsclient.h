@@ -12,7 +12,7 @@ struct wsclient;
 struct wsclient_ops {
     void (*open)(void *owner);
     void (*message)(void *owner, char *text, size_t len); /* takes text */
-    void (*closed)(void *owner, const char *why);         /* the last call; wsclient_close is still due */
+    void (*closed)(void *owner, const char *why); /* the last call; wsclient_close is still due */
 };
 
 /* http://host:port[/...] first asks /json/version for the address, as DevTools clients do.

@@ -15,8 +15,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* How it works: a handler reads the body into a browser_call and submits it; the answer comes back on
- * the loop. A client that leaves cancels its call. */
+/* How it works: a handler reads the body into a browser_call and submits it; the answer comes back
+ * on the loop. A client that leaves cancels its call. */
 
 #define DEFAULT_MS 28000 /* answers before the client's own 30 s are over */
 #define CLICK_MS 5000
@@ -134,7 +134,8 @@ static void on_done(void *owner, struct browser_result *r)
     req_on_gone(p->req, NULL, NULL);
     if (r->err) {
         if (r->err->kind == E_TOO_LARGE &&
-            resp_error(req_resp(p->req), r->err, json_pack("{s:I}", "limit", (json_int_t)r->limit)) == 0)
+            resp_error(req_resp(p->req), r->err,
+                       json_pack("{s:I}", "limit", (json_int_t)r->limit)) == 0)
             req_finish(p->req);
         else
             req_fail(p->req, r->err);
@@ -213,7 +214,8 @@ static int selector_of(struct req *req, const char **ret, struct abx_error *err)
     const json_t *body = req_body(req);
     const char *ref = NULL;
     size_t len = 0;
-    if (body_opt_str(body, "selector", ret, &len, err) < 0 || body_opt_str(body, "ref", &ref, NULL, err) < 0)
+    if (body_opt_str(body, "selector", ret, &len, err) < 0 ||
+        body_opt_str(body, "ref", &ref, NULL, err) < 0)
         return -1;
     if (*ret && (len == 0 || strlen(*ret) != len))
         return abx_fail(err, E_VALUE, 0, "Missing or invalid 'selector'");
@@ -235,7 +237,8 @@ static int selector_required(struct req *req, const char **ret, struct abx_error
     return *ret ? 0 : abx_fail(err, E_VALUE, 0, "Missing or invalid 'selector'");
 }
 
-static int until_of(const json_t *body, const char *name, struct browser_call *call, struct abx_error *err)
+static int until_of(const json_t *body, const char *name, struct browser_call *call,
+                    struct abx_error *err)
 {
     static const char *const words[] = {"networkidle", "load", "domcontentloaded", "commit"};
     const json_t *v = json_object_get(body, name);
@@ -248,7 +251,8 @@ static int until_of(const json_t *body, const char *name, struct browser_call *c
             return 0;
         }
     }
-    return abx_fail(err, E_BROWSER, 0, "%s: expected one of (load|domcontentloaded|networkidle|commit)", name);
+    return abx_fail(err, E_BROWSER, 0,
+                    "%s: expected one of (load|domcontentloaded|networkidle|commit)", name);
 }
 
 /* --- the contract's eight ------------------------------------------------------------------- */
@@ -269,7 +273,8 @@ int route_browser_navigate(struct req *req, struct resp *resp, struct abx_error 
 int route_browser_screenshot(struct req *req, struct resp *resp, struct abx_error *err)
 {
     const json_t *body = req_body(req);
-    struct browser_call call = {.op = BROWSER_SCREENSHOT, .timeout_ms = DEFAULT_MS, .full_page = true};
+    struct browser_call call = {
+        .op = BROWSER_SCREENSHOT, .timeout_ms = DEFAULT_MS, .full_page = true};
     const char *format = json_string_value(json_object_get(body, "format"));
     const json_t *selector = json_object_get(body, "selector");
     /* An empty selector means the page, as for every client that always sends the field. */
@@ -334,9 +339,8 @@ int route_browser_evaluate(struct req *req, struct resp *resp, struct abx_error 
 int route_browser_pdf(struct req *req, struct resp *resp, struct abx_error *err)
 {
     const json_t *body = req_body(req);
-    struct browser_call call = {.op = BROWSER_PDF,
-                                .timeout_ms = DEFAULT_MS,
-                                .landscape = body_truthy(body, "landscape")};
+    struct browser_call call = {
+        .op = BROWSER_PDF, .timeout_ms = DEFAULT_MS, .landscape = body_truthy(body, "landscape")};
     if (body_opt_str(body, "format", &call.word, NULL, err) < 0)
         return -1;
     if (!call.word)
@@ -362,8 +366,10 @@ int route_browser_wait(struct req *req, struct resp *resp, struct abx_error *err
     static const char *const states[] = {"visible", "hidden", "attached", "detached"};
     const json_t *body = req_body(req);
     const char *text = NULL;
-    struct browser_call call = {.op = BROWSER_WAIT, .timeout_ms = ms_of(body, "timeout", DEFAULT_MS)};
-    if (selector_of(req, &call.selector, err) < 0 || body_opt_str(body, "text", &text, NULL, err) < 0 ||
+    struct browser_call call = {.op = BROWSER_WAIT,
+                                .timeout_ms = ms_of(body, "timeout", DEFAULT_MS)};
+    if (selector_of(req, &call.selector, err) < 0 ||
+        body_opt_str(body, "text", &text, NULL, err) < 0 ||
         body_opt_str(body, "state", &call.state, NULL, err) < 0 ||
         until_of(body, "load_state", &call, err) < 0)
         return -1;
@@ -382,16 +388,19 @@ int route_browser_wait(struct req *req, struct resp *resp, struct abx_error *err
 int route_browser_press(struct req *req, struct resp *resp, struct abx_error *err)
 {
     const json_t *body = req_body(req);
-    struct browser_call call = {.op = BROWSER_PRESS, .timeout_ms = ms_of(body, "timeout", CLICK_MS)};
+    struct browser_call call = {.op = BROWSER_PRESS,
+                                .timeout_ms = ms_of(body, "timeout", CLICK_MS)};
     struct key key;
     int modifiers;
-    if (body_str(body, "key", &call.word, NULL, err) < 0 || selector_of(req, &call.selector, err) < 0 ||
+    if (body_str(body, "key", &call.word, NULL, err) < 0 ||
+        selector_of(req, &call.selector, err) < 0 ||
         key_parse(call.word, &key, &modifiers, err) < 0)
         return -1;
     return submit(req, &call, err);
 }
 
-static int number_of(const json_t *body, const char *name, bool *ret_has, double *ret, struct abx_error *err)
+static int number_of(const json_t *body, const char *name, bool *ret_has, double *ret,
+                     struct abx_error *err)
 {
     const json_t *v = json_object_get(body, name);
     if (!v || json_is_null(v))
@@ -406,8 +415,10 @@ static int number_of(const json_t *body, const char *name, bool *ret_has, double
 int route_browser_scroll(struct req *req, struct resp *resp, struct abx_error *err)
 {
     const json_t *body = req_body(req);
-    struct browser_call call = {.op = BROWSER_SCROLL, .timeout_ms = ms_of(body, "timeout", CLICK_MS)};
-    if (selector_of(req, &call.selector, err) < 0 || body_opt_str(body, "to", &call.state, NULL, err) < 0 ||
+    struct browser_call call = {.op = BROWSER_SCROLL,
+                                .timeout_ms = ms_of(body, "timeout", CLICK_MS)};
+    if (selector_of(req, &call.selector, err) < 0 ||
+        body_opt_str(body, "to", &call.state, NULL, err) < 0 ||
         number_of(body, "x", &call.has_x, &call.x, err) < 0 ||
         number_of(body, "y", &call.has_y, &call.y, err) < 0)
         return -1;
@@ -477,8 +488,8 @@ int route_browser_sessions(struct req *req, struct resp *resp, struct abx_error 
 {
     struct browser *b = req_app(req)->browser->browser;
     if (!b)
-        return resp_json(resp, err, "{s:b, s:s, s:s, s:[]}", "running", 0, "program", "", "product", "",
-                         "sessions");
+        return resp_json(resp, err, "{s:b, s:s, s:s, s:[]}", "running", 0, "program", "", "product",
+                         "", "sessions");
     return resp_value(resp, browser_sessions(b, req_identity(req)->id), err);
 }
 
@@ -503,13 +514,16 @@ static int discovery(struct req *req, struct resp *resp, struct abx_error *err)
     const char *host = req_header(req, "Host"), *proto = req_header(req, "X-Forwarded-Proto");
     char own[300];
     if (!host) {
-        (void)snprintf(own, sizeof own, "%s:%d", app->host, app->port); /* a cut name leads nowhere */
+        (void)snprintf(own, sizeof own, "%s:%d", app->host,
+                       app->port); /* a cut name leads nowhere */
         host = own;
     }
-    json_t *url = json_sprintf("%s://%s/browser/cdp", proto && strcasecmp(proto, "https") == 0 ? "wss" : "ws", host);
+    json_t *url = json_sprintf("%s://%s/browser/cdp",
+                               proto && strcasecmp(proto, "https") == 0 ? "wss" : "ws", host);
     return resp_json(resp, err, "{s:s, s:s, s:s, s:o}", "Browser",
-                     b && *browser_product(b) ? browser_product(b) : "Chrome", "Protocol-Version", "1.3",
-                     "User-Agent", b ? browser_user_agent(b) : "", "webSocketDebuggerUrl", url);
+                     b && *browser_product(b) ? browser_product(b) : "Chrome", "Protocol-Version",
+                     "1.3", "User-Agent", b ? browser_user_agent(b) : "", "webSocketDebuggerUrl",
+                     url);
 }
 
 int route_browser_cdp_version(struct req *req, struct resp *resp, struct abx_error *err)
@@ -602,8 +616,10 @@ static void cdp_client_gone(void *data)
 
 static void tap_ready(void *owner)
 {
-    static const struct ws_options options = {
-        .max_message = MAX_CDP_MESSAGE, .text_only = true, .ping_ms = 30000, .high_mark = CDP_CLIENT_HIGH};
+    static const struct ws_options options = {.max_message = MAX_CDP_MESSAGE,
+                                              .text_only = true,
+                                              .ping_ms = 30000,
+                                              .high_mark = CDP_CLIENT_HIGH};
     static const struct ws_ops ops = {.message = ws_message, .closed = ws_closed};
     struct attachment *a = owner;
     struct abx_error err;
@@ -620,7 +636,8 @@ static void tap_ready(void *owner)
 
 int route_browser_cdp(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    static const struct tap_ops ops = {.ready = tap_ready, .closed = tap_ended, .message = tap_said};
+    static const struct tap_ops ops = {
+        .ready = tap_ready, .closed = tap_ended, .message = tap_said};
     struct browser *b = get_browser(req, err);
     if (!b)
         return -1;

@@ -1,5 +1,6 @@
-/* A message of the browser: the scan never reads outside, what it finds lies inside, and whole JSON objects
- * are always accepted. The parsed values go through everything that turns them into answers. */
+/* A message of the browser: the scan never reads outside, what it finds lies inside, and whole JSON
+ * objects are always accepted. The parsed values go through everything that turns them into
+ * answers. */
 
 #include "base/own.h"
 #include "browser/cdp.h"
@@ -35,7 +36,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         inside(h.error, text, size);
     }
     autojson json_t *strict = json_loadb(text, size, JSON_ALLOW_NUL, NULL);
-    assert(!json_is_object(strict) || scanned == 0 || memchr(text, 0, size)); /* jansson passes some NULs */
+    assert(!json_is_object(strict) || scanned == 0 ||
+           memchr(text, 0, size)); /* jansson passes some NULs */
     autojson json_t *value = cdp_parse(text, size);
     autobuf struct buf out = BUF_INIT;
     size_t refs = 0;

@@ -15,16 +15,13 @@
 
 /* --- messages ------------------------------------------------------------------------------- */
 
-static int scan(const char *text, struct cdp_head *h)
-{
-    return cdp_scan(text, strlen(text), h);
-}
+static int scan(const char *text, struct cdp_head *h) { return cdp_scan(text, strlen(text), h); }
 
 START_TEST(broken_messages_are_refused)
 {
-    static const char *const bad[] = {"",        "[]",          "{",         "{\"id\":1",   "{\"id\"1}",
-                                      "{id:1}",  "{\"a\":\"",   "{\"a\":[}", "{\"a\":1}x",  "{\"a\":}",
-                                      "{\"a\":1,}", "{\"a\\\":1}"};
+    static const char *const bad[] = {"",           "[]",       "{",          "{\"id\":1",
+                                      "{\"id\"1}",  "{id:1}",   "{\"a\":\"",  "{\"a\":[}",
+                                      "{\"a\":1}x", "{\"a\":}", "{\"a\":1,}", "{\"a\\\":1}"};
     struct cdp_head h;
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         if (scan(bad[i], &h) == 0)
@@ -36,7 +33,8 @@ END_TEST
 START_TEST(top_level_members_are_found_whatever_is_inside)
 {
     struct cdp_head h;
-    ck_assert_int_eq(scan("{\"id\":7,\"result\":{\"id\":9,\"s\":\"}\\\"]\\\\\"},\"sessionId\":\"S\"}", &h), 0);
+    ck_assert_int_eq(
+        scan("{\"id\":7,\"result\":{\"id\":9,\"s\":\"}\\\"]\\\\\"},\"sessionId\":\"S\"}", &h), 0);
     ck_assert_int_eq(h.id, 7);
     ck_assert(cdp_is(h.session, "S"));
     ck_assert(cdp_is(h.result, "{\"id\":9,\"s\":\"}\\\"]\\\\\"}"));
@@ -53,7 +51,8 @@ START_TEST(lone_surrogates_become_replacement_characters)
     static const char text[] = "{\"a\":\"\\ud800x\\\\ud800 \\ud83d\\ude00 \\udc00\"}";
     autojson json_t *v = cdp_parse(text, sizeof text - 1);
     ck_assert_ptr_nonnull(v);
-    ck_assert_str_eq(json_string_value(json_object_get(v, "a")), "\uFFFDx\\ud800 \U0001F600 \uFFFD");
+    ck_assert_str_eq(json_string_value(json_object_get(v, "a")),
+                     "\uFFFDx\\ud800 \U0001F600 \uFFFD");
 }
 END_TEST
 
@@ -224,7 +223,8 @@ START_TEST(values_json_lacks_follow_the_rules)
         {"{\"type\":\"number\",\"unserializableValue\":\"-Infinity\"}", "null"},
         {"{\"type\":\"number\",\"unserializableValue\":\"-0\"}", "-0.0"},
         {"{\"type\":\"bigint\",\"unserializableValue\":\"10n\"}", "10"},
-        {"{\"type\":\"bigint\",\"unserializableValue\":\"99999999999999999999n\"}", "\"99999999999999999999\""},
+        {"{\"type\":\"bigint\",\"unserializableValue\":\"99999999999999999999n\"}",
+         "\"99999999999999999999\""},
         {"{\"type\":\"string\",\"value\":\"a\"}", "\"a\""},
         {"{\"type\":\"boolean\",\"value\":false}", "false"},
         {"{\"type\":\"object\",\"subtype\":\"null\",\"value\":null}", "null"},
@@ -247,10 +247,12 @@ START_TEST(console_text_reads_like_the_console)
         {"{\"type\":\"number\",\"value\":5}", "5"},
         {"{\"type\":\"number\",\"value\":0.5}", "0.5"},
         {"{\"type\":\"undefined\"}", "undefined"},
-        {"{\"type\":\"object\",\"description\":\"Object\",\"preview\":{\"properties\":[{\"name\":\"a\","
+        {"{\"type\":\"object\",\"description\":\"Object\",\"preview\":{\"properties\":[{\"name\":"
+         "\"a\","
          "\"value\":\"1\"},{\"name\":\"b\",\"value\":\"x\"}]}}",
          "{a: 1, b: x}"},
-        {"{\"type\":\"object\",\"subtype\":\"array\",\"description\":\"Array(2)\",\"preview\":{\"properties\":"
+        {"{\"type\":\"object\",\"subtype\":\"array\",\"description\":\"Array(2)\",\"preview\":{"
+         "\"properties\":"
          "[{\"name\":\"0\",\"value\":\"1\"},{\"name\":\"1\",\"value\":\"2\"}]}}",
          "[1, 2]"},
         {"{\"type\":\"object\",\"subtype\":\"error\",\"description\":\"Error: x\"}", "Error: x"},
@@ -266,8 +268,9 @@ END_TEST
 
 START_TEST(pdf_pages_are_those_of_the_root)
 {
-    static const char nested[] = "1 0 obj<</Type /Page\n>>endobj 2 0 obj<</Type /Pages\n/Count 3\n>>endobj "
-                                 "3 0 obj<</Type /Pages\n/Kids []\n/Count 11\n>>endobj";
+    static const char nested[] =
+        "1 0 obj<</Type /Page\n>>endobj 2 0 obj<</Type /Pages\n/Count 3\n>>endobj "
+        "3 0 obj<</Type /Pages\n/Kids []\n/Count 11\n>>endobj";
     ck_assert_int_eq(pdf_pages(nested, sizeof nested - 1), 11);
     ck_assert_int_eq(pdf_pages("", 0), 1);
     static const char cut[] = "/Type /Pages /Count ";
@@ -283,8 +286,10 @@ START_TEST(a_snapshot_names_what_can_be_used)
         "{\"nodeId\":\"4\",\"role\":{\"value\":\"button\"},\"name\":{\"value\":\"Say \\\"hi\\\"\"},"
         "\"backendDOMNodeId\":12,\"childIds\":[\"5\"]},"
         "{\"nodeId\":\"5\",\"role\":{\"value\":\"StaticText\"},\"name\":{\"value\":\"Say\"}},"
-        "{\"nodeId\":\"3\",\"role\":{\"value\":\"checkbox\"},\"name\":{\"value\":\"On\"},\"backendDOMNodeId\":13,"
-        "\"properties\":[{\"name\":\"checked\",\"value\":{\"value\":\"true\"}}],\"childIds\":[\"1\"]}]";
+        "{\"nodeId\":\"3\",\"role\":{\"value\":\"checkbox\"},\"name\":{\"value\":\"On\"},"
+        "\"backendDOMNodeId\":13,"
+        "\"properties\":[{\"name\":\"checked\",\"value\":{\"value\":\"true\"}}],\"childIds\":["
+        "\"1\"]}]";
     autojson json_t *nodes = json_loads(text, 0, NULL);
     autobuf struct buf out = BUF_INIT;
     size_t refs = 0;
@@ -299,7 +304,8 @@ END_TEST
 
 START_TEST(unknown_keys_are_refused)
 {
-    static const char *const bad[] = {"", "Enterr", "Hyper+a", "Control+", "++a", "\xc3\xa4", "Control+Nope"};
+    static const char *const bad[] = {"",    "Enterr",   "Hyper+a",     "Control+",
+                                      "++a", "\xc3\xa4", "Control+Nope"};
     struct key k;
     int modifiers;
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -477,7 +483,8 @@ START_TEST(session_names_are_plain_words)
     ck_assert(browser_session_valid("a-B_9."));
     ck_assert(!browser_session_valid("a b"));
     ck_assert(!browser_session_valid("\xc3\xa4"));
-    ck_assert(!browser_session_valid("0123456789012345678901234567890123456789012345678901234567890123x"));
+    ck_assert(!browser_session_valid(
+        "0123456789012345678901234567890123456789012345678901234567890123x"));
 }
 END_TEST
 
