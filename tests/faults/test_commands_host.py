@@ -202,7 +202,7 @@ def test_leaked_descriptors_stay_in_the_host(server):
     fds = server.fds()
     for _ in range(100):
         server.result("leaks_fd")
-    assert server.fds() == fds
+    assert eventually(lambda: server.fds() <= fds)
 
 
 def test_a_host_out_of_descriptors_is_replaced(server):
