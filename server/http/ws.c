@@ -6,11 +6,14 @@
 #include "base/own.h"
 #include "base/utf8.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <nettle/base64.h>
 #include <nettle/sha1.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 #include <wslay/wslay.h>
 #include <zlib.h>
 
@@ -19,6 +22,7 @@
 #define DEFLATE_MEM 3
 #define DEFLATE_MIN 512 /* shorter messages are sent as they are: no gain, and an echo stays quick */
 #define DEFAULT_HIGH (64 * 1024)
+#define UNSENT_MAX (128 * 1024)
 
 struct ws {
     struct req *req;
@@ -395,6 +399,9 @@ struct ws *ws_accept(struct req *r, const struct ws_options *opt, const struct w
     c->ws = ws;
     if (opt->ping_ms)
         timer_start(&ws->ping, opt->ping_ms);
+    /* What waits for a slow reader waits here, where it is bounded, not in megabytes of the kernel's buffer. */
+    int unsent = UNSENT_MAX;
+    (void)setsockopt(c->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* only a wish */
     conn_flush_later(c);
     conn_to_ws(c);
     return ws;
