@@ -281,7 +281,8 @@ static int put(struct upload *u, const uint8_t *data, size_t len, struct abx_err
         return 0;
     if (write_all(u->fd, data, len) < 0)
         return abx_fail_os(err, errno, u->resolved);
-    sha256_update(&u->hash, len, data);
+    if (!u->opt.no_hash)
+        sha256_update(&u->hash, len, data);
     return 0;
 }
 
@@ -657,7 +658,9 @@ int upload_finish(struct upload *u, struct upload_result *ret, struct abx_error 
     }
     uint8_t hash[SHA256_DIGEST_SIZE];
     sha256_digest(&u->hash, sizeof hash, hash);
-    hex_encode(hash, sizeof hash, ret->sha256);
+    ret->sha256[0] = '\0';
+    if (!u->opt.no_hash)
+        hex_encode(hash, sizeof hash, ret->sha256);
     ret->bytes = u->bytes;
     ret->path = u->resolved;
     if (u->opt.spool)

@@ -23,6 +23,7 @@ struct upload_options {
     const char *const *deny_ext;
     size_t n_deny;
     bool fsync;
+    bool no_hash; /* sha256 is left empty: it costs more than the writing itself */
     /* Raw form: */
     const char *path; /* NULL: JSON form */
     size_t path_len;
@@ -48,7 +49,7 @@ int upload_feed(struct upload *u, const char *data, size_t len, struct abx_error
 struct upload_result {
     const char *path; /* canonical; valid until upload_free */
     int64_t bytes;
-    char sha256[65];
+    char sha256[65]; /* hex, or "" */
 };
 /* All has come: gives the file its name. Errors: as upload_feed; E_FILE_EXISTS_POLICY. */
 int upload_finish(struct upload *u, struct upload_result *ret, struct abx_error *err);

@@ -296,8 +296,8 @@ static int look_through(struct watch *w, int fd_given, const char *path, int lev
     return rc;
 }
 
-/* Forgets what lies below dir (and its watches); tells it as deleted when asked. */
-static void forget_below(struct watch *w, const char *dir, bool told, struct buf *out)
+/* Tells what lay below dir as deleted and forgets it, its watches too. */
+static void forget_below(struct watch *w, const char *dir, struct buf *out)
 {
     for (size_t wd = 0; wd < w->n_nodes; wd++) {
         const struct node *node = w->nodes[wd];
@@ -312,10 +312,62 @@ static void forget_below(struct watch *w, const char *dir, bool told, struct buf
                 at = &(*at)->next;
                 continue;
             }
-            if (told)
-                tell(out, "deleted", (*at)->path, (*at)->is_dir, NULL);
+            tell(out, "deleted", (*at)->path, (*at)->is_dir, NULL);
             drop(w, at);
         }
+    }
+}
+
+static char *moved_path(const char *path, const char *from, const char *to)
+{
+    char *moved = NULL;
+    if (asprintf(&moved, "%s%s", to, path + strlen(from)) < 0)
+        return NULL;
+    return moved;
+}
+
+/* A directory was renamed: what is known below it, and its watches, move along. */
+static void move_below(struct watch *w, const char *from, const char *to, int level_change)
+{
+    for (size_t wd = 0; wd < w->n_nodes; wd++) {
+        struct node *node = w->nodes[wd];
+        if (!node || (strcmp(node->path, from) != 0 && !is_below(node->path, from)))
+            continue;
+        char *moved = moved_path(node->path, from, to);
+        if (!moved) {
+            w->no_memory = true;
+            return;
+        }
+        free(node->path);
+        node->path = moved;
+        node->level += level_change;
+    }
+    struct item *list = NULL;
+    for (size_t i = 0; i < w->n_buckets; i++) {
+        for (struct item **at = &w->buckets[i]; *at;) {
+            struct item *it = *at;
+            if (!is_below(it->path, from)) {
+                at = &it->next;
+                continue;
+            }
+            *at = it->next;
+            it->next = list;
+            list = it;
+        }
+    }
+    while (list) {
+        struct item *it = list;
+        list = it->next;
+        char *moved = moved_path(it->path, from, to);
+        if (moved) {
+            free(it->path);
+            it->path = moved;
+            it->hash = hash_of(moved);
+        } else {
+            w->no_memory = true;
+        }
+        it->next = w->buckets[it->hash % w->n_buckets];
+        w->buckets[it->hash % w->n_buckets] = it;
     }
 }
 
@@ -348,7 +400,7 @@ static void gone(struct watch *w, const char *path, struct buf *out)
         return;
     bool is_dir = (*at)->is_dir;
     if (is_dir)
-        forget_below(w, path, true, out);
+        forget_below(w, path, out);
     at = find(w, path);
     tell(out, "deleted", path, is_dir, NULL);
     drop(w, at);
@@ -387,6 +439,14 @@ static void present(struct watch *w, const struct node *node, const char *name, 
         (void)look_through(w, sub, path, level + 1, out); /* marked overflown when the limit is met */
 }
 
+static int depth_of(const char *path)
+{
+    int n = 0;
+    for (; *path; path++)
+        n += *path == '/';
+    return n;
+}
+
 static void renamed(struct watch *w, const struct node *node, const char *name, struct buf *out)
 {
     autofree char *from = take_ptr(w->moved_from);
@@ -403,13 +463,13 @@ static void renamed(struct watch *w, const struct node *node, const char *name, 
     }
     bool is_dir = (*old)->is_dir;
     drop(w, old);
-    if (is_dir) {
+    if (is_dir)
         close_open_dir(w);
-        forget_below(w, from, false, out);
-    }
     struct item **over = find(w, path);
     if (*over)
         drop(w, over);
+    if (is_dir)
+        move_below(w, from, path, depth_of(path) - depth_of(from));
     struct item *it = add(w, path, is_dir);
     if (!it)
         return;
@@ -418,10 +478,8 @@ static void renamed(struct watch *w, const struct node *node, const char *name, 
     if (!is_dir)
         return;
     int sub = open_dir(w, path);
-    w->tell = false; /* what is in it has moved along */
-    if (sub >= 0)
+    if (sub >= 0) /* something may have been added since */
         (void)look_through(w, sub, path, level + 1, out);
-    w->tell = true;
 }
 
 /* The first half of a rename that got no second: moved out of sight. */

@@ -28,6 +28,7 @@
 #define UPLOAD_BYTES (100 * (int64_t)MIB)
 #define DOWNLOAD_BYTES (4096 * (int64_t)MIB)
 #define JSON_BYTES (10 * (int64_t)MIB)
+#define HASHED_BYTES (64 * (int64_t)MIB) /* larger raw uploads are hashed when asked only */
 #define RECEIVE_BUFFER (256 * KIB)
 #define SEND_PIECE (192 * KIB)    /* of file bytes; a multiple of 3 */
 #define VIRTUAL_FILE (16 * MIB)   /* of a file whose size the kernel does not tell */
@@ -98,8 +99,12 @@ static void receiver_done(struct receiver *r)
         receiver_free(r);
         return;
     }
-    json_t *answer = json_pack("{s:o, s:I, s:s}", "path", json_text(r->result.path), "bytes",
-                               (json_int_t)r->result.bytes, "sha256", r->result.sha256);
+    json_t *answer = json_pack("{s:o, s:I}", "path", json_text(r->result.path), "bytes",
+                               (json_int_t)r->result.bytes);
+    if (r->result.sha256[0] && json_object_set_new(answer, "sha256", json_string(r->result.sha256)) < 0) {
+        json_decref(answer);
+        answer = NULL;
+    }
     req_note_path(r->req, r->result.path);
     struct abx_error err;
     if (resp_value(req_resp(r->req), answer, &err) < 0)
@@ -266,6 +271,7 @@ int files_receive(struct req *req, enum receive_form form, enum receive_use use,
         resp_error(req_resp(req), err, json_pack("{s:I}", "limit", (json_int_t)most));
         return 0;
     }
+    opt.no_hash = use == RECEIVE_ARCHIVE || (raw && length > HASHED_BYTES && !req_query_bool(req, "sha256"));
     struct receiver *r = calloc(1, sizeof *r);
     struct upload *u = r ? upload_new(&opt) : NULL;
     if (!u) {
