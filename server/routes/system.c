@@ -20,13 +20,15 @@
  * another one works without. */
 
 #define METRICS_FRESH_MS 1000
-#define MIN_SECRET 8 /* shorter values are looked for as a whole only */
+#define DISK_PATIENCE_MS 3000 /* a dead mount must hold neither a caller nor the workers */
+#define MIN_SECRET 8          /* shorter values are looked for as a whole only */
 
 struct system_service {
     char *python, *python_path; /* version, and the PATH it was found on */
     struct cpu_sample cpu;
     json_t *metrics; /* of metrics_at (loop_now) */
     uint64_t metrics_at;
+    unsigned stuck; /* jobs past DISK_PATIENCE_MS: no further one is started */
     struct port_owners owners;
     struct package_cache packages[PACKAGE_MANAGERS][2]; /* [..][1]: global */
 };
@@ -41,6 +43,9 @@ struct job {
     struct package_query query;
     struct package_cache cache;
     json_t *value;
+    struct timer patience; /* of those that look at file systems */
+    bool cpu_wanted;       /* it is for metrics */
+    bool answered;         /* it ran out: the answer is given, the job may come back or not */
     bool failed;
     struct abx_error err;
 };
@@ -121,17 +126,65 @@ static int job_start(struct job *j, void (*fn)(void *data), void (*done)(void *d
     return REQ_PENDING;
 }
 
-/* Ends the request with j->value, which resp_value takes, or its error; frees j. */
-static void job_answer(struct job *j)
+static void job_end(struct job *j)
 {
     struct req *req = j->req;
-    if (!j->failed)
-        j->failed = resp_value(req_resp(req), take_ptr(j->value), &j->err) < 0;
-    if (j->failed)
+    if (j->answered)
+        j->service->stuck--;
+    else if (j->failed)
         req_fail(req, &j->err);
     else
         req_finish(req);
+    timer_done(&j->patience);
     job_free(j);
+}
+
+/* Ends the request with j->value, which resp_value takes, or its error; frees j. */
+static void job_answer(struct job *j)
+{
+    if (!j->failed && !j->answered)
+        j->failed = resp_value(req_resp(j->req), take_ptr(j->value), &j->err) < 0;
+    job_end(j);
+}
+
+static int no_answer(struct abx_error *err)
+{
+    return abx_fail(err, E_RUNTIME_503, 0, "A file system does not answer");
+}
+
+static int answer_metrics(struct req *req, struct resp *resp, struct abx_error *err)
+{
+    struct app *app = req_app(req);
+    double up = (double)(mono_ns() - app->started_ns) / 1e9;
+    json_t *answer = json_copy(app->system->metrics);
+    json_object_set_new(answer, "uptime_seconds", json_real(num_round(up, 1)));
+    return resp_value(resp, answer, err);
+}
+
+/* The last sample, if there is one, is better than nothing. */
+static void give_up(void *data)
+{
+    struct job *j = data;
+    struct resp *resp = req_resp(j->req);
+    j->answered = true;
+    j->service->stuck++;
+    bool is_metrics = j->cpu_wanted && j->service->metrics;
+    if (is_metrics ? answer_metrics(j->req, resp, &j->err) < 0 : no_answer(&j->err) < 0)
+        req_fail(j->req, &j->err);
+    else
+        req_finish(j->req);
+}
+
+static int disk_job_start(struct job *j, void (*fn)(void *data), void (*done)(void *data),
+                          struct abx_error *err)
+{
+    timer_init(&j->patience, req_loop(j->req), give_up, j);
+    timer_start(&j->patience, DISK_PATIENCE_MS);
+    if (req_work(j->req, WORK_SHORT, fn, done, j, err) == 0)
+        return REQ_PENDING;
+    timer_done(&j->patience);
+    job_free(j);
+    return -1;
 }
 
 /* --- GET /system/info ------------------------------------------------------------------------- */
@@ -162,24 +215,17 @@ static void info_done(void *data)
 
 int route_system_info(struct req *req, struct resp *resp, struct abx_error *err)
 {
+    if (req_app(req)->system->stuck)
+        return no_answer(err);
     struct job *j = job_new(req, err);
     if (!j)
         return -1;
     if (j->service->python && strcmp(j->service->python_path, j->search_path) == 0)
         j->python = strdup(j->service->python); /* NULL: it is looked up again */
-    return job_start(j, info_work, info_done, err);
+    return disk_job_start(j, info_work, info_done, err);
 }
 
 /* --- GET /system/metrics ---------------------------------------------------------------------- */
-
-static int answer_metrics(struct req *req, struct resp *resp, struct abx_error *err)
-{
-    struct app *app = req_app(req);
-    double up = (double)(mono_ns() - app->started_ns) / 1e9;
-    json_t *answer = json_copy(app->system->metrics);
-    json_object_set_new(answer, "uptime_seconds", json_real(num_round(up, 1)));
-    return resp_value(resp, answer, err);
-}
 
 static void metrics_work(void *data)
 {
@@ -198,14 +244,10 @@ static void metrics_done(void *data)
         s->metrics = take_ptr(j->value);
         s->metrics_at = loop_now(req_loop(j->req));
         s->cpu = j->cpu;
-        j->failed = answer_metrics(j->req, req_resp(j->req), &j->err) < 0;
+        if (!j->answered)
+            j->failed = answer_metrics(j->req, req_resp(j->req), &j->err) < 0;
     }
-    struct req *req = j->req;
-    if (j->failed)
-        req_fail(req, &j->err);
-    else
-        req_finish(req);
-    job_free(j);
+    job_end(j);
 }
 
 int route_system_metrics(struct req *req, struct resp *resp, struct abx_error *err)
@@ -213,11 +255,14 @@ int route_system_metrics(struct req *req, struct resp *resp, struct abx_error *e
     struct system_service *s = req_app(req)->system;
     if (s->metrics && loop_now(req_loop(req)) - s->metrics_at < METRICS_FRESH_MS)
         return answer_metrics(req, resp, err);
+    if (s->stuck)
+        return s->metrics ? answer_metrics(req, resp, err) : no_answer(err);
     struct job *j = job_new(req, err);
     if (!j)
         return -1;
     j->cpu = s->cpu;
-    return job_start(j, metrics_work, metrics_done, err);
+    j->cpu_wanted = true;
+    return disk_job_start(j, metrics_work, metrics_done, err);
 }
 
 /* --- GET /ports ------------------------------------------------------------------------------- */
@@ -271,11 +316,7 @@ static void packages_done(void *data)
     package_cache_done(kept);
     *kept = j->cache;
     j->cache = (struct package_cache){0};
-    if (j->failed)
-        req_fail(req, &j->err);
-    else
-        req_finish(req);
-    job_free(j);
+    job_end(j);
 }
 
 int route_packages(struct req *req, struct resp *resp, struct abx_error *err)
