@@ -282,6 +282,13 @@ IN_CHILD static int child_main(void *data)
     return 127;
 }
 
+#if defined(__SANITIZE_THREAD__)
+/* ThreadSanitizer's clone() takes the child for a fork and switches itself off in the memory that both share;
+ * libc's other name for it is left alone. */
+int __clone(int (*fn)(void *data), void *stack, int flags, void *data, ...);
+#define clone __clone
+#endif
+
 /* --- on the worker -------------------------------------------------------------------------------- */
 
 static void reap_failed(struct job *j, pid_t pid)
@@ -588,7 +595,7 @@ static void job_done(void *data)
         list_append(&s->children, &c->link);
         if (!c->helper)
             s->running++;
-        timer_init(&c->kill_timer, s->loop, NULL, NULL);
+        timer_init(&c->kill_timer, s->loop, kill_now, c);
         if (c->pidfd >= 0)
             (void)io_want(&c->io, UV_READABLE);
     }
@@ -801,7 +808,6 @@ void child_terminate(struct child *c, uint32_t grace_ms)
         if (c->pinned || tree_start(c->s, c, SIGTERM, NULL, 0) < 0)
             signal_group(c->pid, SIGTERM);
     }
-    timer_init(&c->kill_timer, c->s->loop, kill_now, c);
     timer_start(&c->kill_timer, grace_ms);
 }
 

@@ -295,6 +295,27 @@ START_TEST(kill_follows_when_term_is_ignored)
 }
 END_TEST
 
+START_TEST(grace_can_be_shortened_once_it_runs)
+{
+    struct run r;
+    run_init(&r);
+    start_sh(&r, "trap '' TERM; echo up; while :; do sleep 0.02; done");
+    ck_assert_str_eq(read_line(&r), "up");
+    uint64_t before = mono_ms();
+    child_terminate(r.child, 30000);
+    child_terminate(r.child, 60000);
+    child_terminate(r.child, 100);
+    ck_assert_int_eq(wait_exit(&r), -9);
+    ck_assert_uint_lt(mono_ms() - before, 5000);
+    child_free(take_ptr(r.child), false);
+    struct timer other; /* walks the heap that the first timer was in */
+    timer_init(&other, r.loop, (void (*)(void *))timer_stop, &other);
+    timer_start(&other, 1);
+    turn(&r);
+    run_done(&r);
+}
+END_TEST
+
 START_TEST(orphans_are_collected_and_exit_codes_are_not_stolen)
 {
     struct run r;
@@ -339,5 +360,5 @@ TEST_MAIN("spawn", missing_program_reports_its_errno_and_leaves_no_child, file_t
           nothing_starts_while_stopping, exit_codes_and_signals_come_back,
           child_has_clean_signals_own_session_and_three_descriptors, extra_descriptors_and_limits_arrive,
           user_is_changed_when_privileged, terminate_ends_grandchildren_also_in_sessions_of_their_own,
-          kill_follows_when_term_is_ignored, orphans_are_collected_and_exit_codes_are_not_stolen,
+          kill_follows_when_term_is_ignored, grace_can_be_shortened_once_it_runs, orphans_are_collected_and_exit_codes_are_not_stolen,
           stop_ends_everything_with_grace)
