@@ -187,6 +187,23 @@ void env_each(const struct env_map *e, void (*fn)(void *data, const char *name, 
     }
 }
 
+int env_add_secrets(struct env_map *e, const char *const *names)
+{
+    for (; names && *names; names++) {
+        if (env_is_secret_name(e, *names))
+            continue;
+        char **grown = realloc(e->secrets, (e->n_secrets + 1) * sizeof *grown);
+        if (!grown)
+            return -1;
+        e->secrets = grown;
+        if (!(e->secrets[e->n_secrets] = strdup(*names)))
+            return -1;
+        e->n_secrets++;
+        env_unset(e, *names);
+    }
+    return 0;
+}
+
 char **env_block(const struct env_map *e, const json_t *overlay)
 {
     json_t *vars = (json_t *)overlay; /* jansson's iterators take no const; nothing is changed */

@@ -27,6 +27,10 @@ void env_each(const struct env_map *e, void (*fn)(void *data, const char *name, 
 /* True for ABX_SERVER_* (any case) and the names given as secrets. */
 bool env_is_secret_name(const struct env_map *e, const char *name);
 
+/* More names become secrets (a policy that was read again): dropped from the map, refused from now on.
+ * -1: no memory. */
+int env_add_secrets(struct env_map *e, const char *const *names);
+
 /* An immutable envp for one spawn: the map, then `overlay` (object name -> string; may be NULL)
  * on top. NULL-terminated, one heap block: free(). Any thread may read it. NULL: no memory. */
 char **env_block(const struct env_map *e, const json_t *overlay);

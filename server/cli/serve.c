@@ -9,6 +9,7 @@
 #include "routes/table.h"
 
 #include <arpa/inet.h>
+#include <libgen.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -55,6 +56,9 @@ struct server {
     struct settings settings;
     struct policy_doc *doc;
     struct registry *registry, *next; /* next: being loaded for a reload */
+    uv_fs_event_t policy_watch;
+    struct timer policy_settle; /* editors write a file in several steps */
+    bool again;                 /* something changed while a reload was under way */
     uv_signal_t signals[3];
     int stops_left; /* of the two parts of a stop that are still running */
     bool stopping;
@@ -204,10 +208,10 @@ static int start_registry(struct server *s, struct registry **ret, struct abx_er
     return registry_new(&config, ret, err);
 }
 
-static int build_site(struct server *s, struct registry *registry, struct policy *previous, struct site **ret,
-                      struct abx_error *err)
+static int build_site(struct server *s, struct policy_doc *doc, struct registry *registry, struct policy *previous,
+                      struct site **ret, struct abx_error *err)
 {
-    struct policy_inputs in = {.doc = s->doc,
+    struct policy_inputs in = {.doc = doc,
                                .enabled_groups = getenv("ABX_SERVER_ENABLED_GROUPS"),
                                .base_dir = s->app.base_dir,
                                .previous = previous};
@@ -216,44 +220,95 @@ static int build_site(struct server *s, struct registry *registry, struct policy
 
 /* --- reload ----------------------------------------------------------------------------------------- */
 
+#define POLICY_SETTLE_MS 200
+
 static void watch_commands(struct server *s);
+static void on_changed(void *data);
+
+/* Everything is built beside what runs; only when all of it stands is it swapped in. */
+static int swap_in(struct server *s, struct registry *fresh, struct abx_error *err)
+{
+    struct policy_doc *doc = NULL;
+    struct site *site;
+    if (policy_doc_resolve(&s->settings.policy, &doc, err) < 0 ||
+        policy_doc_keep_server_token(doc, s->doc, err) < 0 ||
+        build_site(s, doc, fresh, site_policy(http_site(s->app.http)), &site, err) < 0 ||
+        env_add_secrets(s->app.env, policy_doc_token_envs(doc)) < 0) {
+        policy_doc_free(doc);
+        return -1;
+    }
+    env_free(env_new(environ, policy_doc_token_envs(doc))); /* wipes new secrets of our own block */
+    commands_use(&s->app, fresh);
+    http_set_site(s->app.http, site);
+    site_unref(site);
+    policy_doc_free(s->doc);
+    s->doc = doc;
+    return 0;
+}
 
 static void on_reloaded(void *data, const struct abx_error *failure)
 {
     struct server *s = data;
     struct registry *fresh = take_ptr(s->next);
-    struct site *site;
     struct abx_error err;
-    if (failure || s->stopping) {
-        if (failure)
-            log_error("reload: %s; what was loaded before goes on", failure->message);
+    if (s->stopping) {
         registry_unref(fresh);
         return;
     }
-    if (build_site(s, fresh, site_policy(http_site(s->app.http)), &site, &err) < 0) {
-        log_error("reload: %s; what was loaded before goes on", err.message);
+    if (failure || swap_in(s, fresh, &err) < 0) {
+        log_error("reload: %s; what was loaded before goes on", failure ? failure->message : err.message);
         registry_unref(fresh);
-        return;
+    } else {
+        registry_unref(s->registry);
+        s->registry = fresh;
+        watch_commands(s);
+        log_info("reload: commands and policy are new");
     }
-    commands_use(&s->app, fresh);
-    http_set_site(s->app.http, site);
-    site_unref(site);
-    registry_unref(s->registry);
-    s->registry = fresh;
-    watch_commands(s);
-    log_info("reload: the commands are new");
+    if (s->again) {
+        s->again = false;
+        on_changed(s);
+    }
 }
 
 static void on_changed(void *data)
 {
     struct server *s = data;
     struct abx_error err;
-    if (s->stopping || s->next)
+    if (s->stopping)
         return;
+    if (s->next) {
+        s->again = true;
+        return;
+    }
     if (start_registry(s, &s->next, &err) < 0)
         log_error("reload: %s; what was loaded before goes on", err.message);
     else
         registry_on_loaded(s->next, on_reloaded, s);
+}
+
+static void on_policy_event(uv_fs_event_t *handle, const char *name, int events, int status)
+{
+    struct server *s = handle->data;
+    const char *file = policy_source_file(&s->settings.policy), *slash = file ? strrchr(file, '/') : NULL;
+    if (file && name && strcmp(name, slash ? slash + 1 : file) != 0)
+        return; /* a neighbour in the same directory */
+    timer_start(&s->policy_settle, POLICY_SETTLE_MS);
+}
+
+/* The directory is watched, since most programs replace a file instead of writing it. */
+static void watch_policy(struct server *s)
+{
+    const char *file = policy_source_file(&s->settings.policy);
+    if (!s->settings.reload || !file)
+        return;
+    autofree char *copy = strdup(file);
+    timer_init(&s->policy_settle, s->app.loop, on_changed, s);
+    uv_fs_event_init(loop_uv(s->app.loop), &s->policy_watch);
+    s->policy_watch.data = s;
+    int rc = copy ? uv_fs_event_start(&s->policy_watch, on_policy_event, dirname(copy), 0) : UV_ENOMEM;
+    if (rc < 0)
+        log_warn("reload: '%s' can't be watched: %s", file, uv_strerror(rc));
+    uv_unref((uv_handle_t *)&s->policy_watch);
 }
 
 static void watch_commands(struct server *s)
@@ -333,7 +388,7 @@ static int start(struct server *s)
         (void)fail("abx-server", &err);
         return registry_exit_status(s->registry);
     }
-    if (build_site(s, s->registry, NULL, &site, &err) < 0)
+    if (build_site(s, s->doc, s->registry, NULL, &site, &err) < 0)
         return fail("configuration error", &err);
     print_lint(site_policy(site));
 
@@ -359,6 +414,7 @@ static int start(struct server *s)
 #undef SERVICE
     commands_use(app, s->registry);
     watch_commands(s);
+    watch_policy(s);
 #ifndef __SANITIZE_ADDRESS__ /* its leak check attaches to the process */
     if (tokens)
         prctl(PR_SET_DUMPABLE, 0); /* other users' children can't look into our memory */

@@ -76,6 +76,12 @@ int policy_doc_resolve(const struct policy_source *src, struct policy_doc **ret,
  * Only its SHA-256 is kept. */
 int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struct abx_error *err);
 
+/* The same for a document that is read again, when the variable has long been wiped: what `from` got. */
+int policy_doc_keep_server_token(struct policy_doc *doc, const struct policy_doc *from, struct abx_error *err);
+
+/* The file that policy_doc_resolve reads, or NULL when the policy is inline or there is none. Borrowed. */
+const char *policy_source_file(const struct policy_source *src);
+
 /* NULL-terminated names of every token_env, for scrubbing. Owned by the document. */
 const char *const *policy_doc_token_envs(const struct policy_doc *doc);
 

@@ -894,6 +894,7 @@ void policy_doc_free(struct policy_doc *doc)
     free(doc->token_envs);
     free(doc->env_hashes);
     crypto_wipe(doc->server_hash, sizeof(doc->server_hash));
+    crypto_wipe(doc->kept_hash, sizeof(doc->kept_hash));
     free(doc);
 }
 
@@ -903,20 +904,27 @@ static const char *lookup(const struct policy_source *src, const char *name)
     return value && *value ? value : NULL;
 }
 
-static int find_document(const struct policy_source *src, struct policy_doc **ret, struct abx_error *err)
+const char *policy_source_file(const struct policy_source *src)
 {
     const char *value;
 
     if (src->file)
-        return policy_doc_load(src->file, ret, err);
-    if (!src->preset) {
-        if ((value = lookup(src, "ABX_SERVER_POLICY")))
-            return policy_doc_parse(value, strlen(value), false, "ABX_SERVER_POLICY", ret, err);
-        if ((value = lookup(src, "ABX_SERVER_POLICY_FILE")))
-            return policy_doc_load(value, ret, err);
-        if (access(POLICY_WELL_KNOWN, F_OK) == 0)
-            return policy_doc_load(POLICY_WELL_KNOWN, ret, err);
-    }
+        return src->file;
+    if (src->preset || lookup(src, "ABX_SERVER_POLICY"))
+        return NULL;
+    if ((value = lookup(src, "ABX_SERVER_POLICY_FILE")))
+        return value;
+    return access(POLICY_WELL_KNOWN, F_OK) == 0 ? POLICY_WELL_KNOWN : NULL;
+}
+
+static int find_document(const struct policy_source *src, struct policy_doc **ret, struct abx_error *err)
+{
+    const char *file = policy_source_file(src), *text;
+
+    if (file)
+        return policy_doc_load(file, ret, err);
+    if (!src->preset && (text = lookup(src, "ABX_SERVER_POLICY")))
+        return policy_doc_parse(text, strlen(text), false, "ABX_SERVER_POLICY", ret, err);
     *ret = policy_doc_empty();
     return *ret ? 0 : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
 }
@@ -937,11 +945,12 @@ int policy_doc_resolve(const struct policy_source *src, struct policy_doc **ret,
     return 0;
 }
 
-int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struct abx_error *err)
+/* The identity "server", unless the document has tokens of its own. */
+static int add_server_identity(struct policy_doc *doc, const uint8_t hash[SHA256_LEN], struct abx_error *err)
 {
     json_t *auth = json_object_get(doc->json, "auth");
 
-    if (!token || !*token || json_array_size(json_object_get(auth, "tokens")) > 0)
+    if (json_array_size(json_object_get(auth, "tokens")) > 0)
         return 0;
     if (!auth) {
         auth = json_object();
@@ -954,7 +963,7 @@ int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struc
         return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
     if (collect_envs(doc, err) < 0)
         return -1;
-    sha256(token, strlen(token), doc->server_hash);
+    memcpy(doc->server_hash, hash, SHA256_LEN);
     doc->has_server_token = true;
     return 0;
 }
@@ -977,6 +986,28 @@ int policy_doc_hash_tokens(struct policy_doc *doc, struct abx_error *err)
     free(doc->env_hashes);
     doc->env_hashes = hashes;
     return 0;
+}
+
+int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struct abx_error *err)
+{
+    uint8_t hash[SHA256_LEN];
+
+    if (!token || !*token)
+        return 0;
+    sha256(token, strlen(token), hash);
+    /* Kept even when the document has tokens: a later version of it may have none. */
+    memcpy(doc->kept_hash, hash, SHA256_LEN);
+    doc->has_kept_hash = true;
+    return add_server_identity(doc, hash, err);
+}
+
+int policy_doc_keep_server_token(struct policy_doc *doc, const struct policy_doc *from, struct abx_error *err)
+{
+    if (!from->has_kept_hash)
+        return 0;
+    memcpy(doc->kept_hash, from->kept_hash, SHA256_LEN);
+    doc->has_kept_hash = true;
+    return add_server_identity(doc, from->kept_hash, err);
 }
 
 const char *const *policy_doc_token_envs(const struct policy_doc *doc)

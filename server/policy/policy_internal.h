@@ -41,6 +41,8 @@ struct policy_doc {
         bool set;
         uint8_t hash[SHA256_LEN];
     } *env_hashes;
+    uint8_t kept_hash[SHA256_LEN]; /* of ABX_SERVER_TOKEN, in use or not */
+    bool has_kept_hash;
 };
 
 /* The one document of a YAML 1.1 stream as JSON, scalars read as safe_load reads them. Aliases, merge
