@@ -231,7 +231,7 @@ static int swap_in(struct server *s, struct registry *fresh, struct abx_error *e
     struct policy_doc *doc = NULL;
     struct site *site;
     if (policy_doc_resolve(&s->settings.policy, &doc, err) < 0 ||
-        policy_doc_keep_server_token(doc, s->doc, err) < 0 ||
+        policy_doc_keep_server_token(doc, s->doc, err) < 0 || policy_doc_hash_tokens(doc, err) < 0 ||
         build_site(s, doc, fresh, site_policy(http_site(s->app.http)), &site, err) < 0 ||
         env_add_secrets(s->app.env, policy_doc_token_envs(doc)) < 0) {
         policy_doc_free(doc);

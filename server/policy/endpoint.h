@@ -53,7 +53,7 @@ enum endpoint_flags {
     EP_WORKER_LONG = 1 << 6, /* the same on the long lane */
     EP_BODY_STREAM = 1 << 7, /* the handler takes the body as it arrives (req_body_start) */
     EP_CHUNKED = 1 << 8,   /* Transfer-Encoding: chunked is accepted */
-    EP_BODY_ON_GET = 1 << 9, /* unused by built-ins */
+    EP_ADDITIVE = 1 << 9,  /* beyond the reference's API: listed, but not in group_summary, whose totals clients know */
     EP_UNLISTED = 1 << 10, /* not in the discovery document */
     EP_NO_AUDIT = 1 << 11, /* never in the audit log (health) */
     EP_MULTIPART = 1 << 12, /* a multipart/form-data body is not parsed as JSON: req_body_text has it */

@@ -137,8 +137,10 @@ json_t *policy_capabilities(const struct policy *p, const struct identity *who, 
         const struct endpoint *e = r->endpoint;
         if (e->flags & EP_UNLISTED)
             continue;
-        total[e->group]++;
-        enabled[e->group] += r->enabled;
+        if (!(e->flags & EP_ADDITIVE)) {
+            total[e->group]++;
+            enabled[e->group] += r->enabled;
+        }
         rc |= set(endpoints, e->id, endpoint_json(r, caller_of(e, who)));
     }
     for (size_t g = 0; g < GROUP_COUNT; g++) {
