@@ -1,0 +1,116 @@
+#include "agents/store.h"
+
+#include "../check_main.h"
+#include "base/buf.h"
+#include "base/own.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char *folder(void)
+{
+    char *dir = strdup("/tmp/abx-store-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    return dir;
+}
+
+static void drop(const char *dir)
+{
+    char path[256];
+    static const char *const names[] = {"a.db", "a.db-wal", "a.db-shm"};
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        (void)unlink(path); /* not all are there */
+    }
+    (void)rmdir(dir);
+}
+
+static int64_t count(struct store *st)
+{
+    store_lock(st);
+    sqlite3_stmt *s = store_stmt(st, "SELECT count(*) FROM objects", "");
+    int64_t n = s && sqlite3_step(s) == SQLITE_ROW ? sqlite3_column_int64(s, 0) : -1;
+    if (s)
+        sqlite3_reset(s);
+    store_unlock(st);
+    return n;
+}
+
+#define INSERT "INSERT INTO objects(id, kind, owner, doc, created, updated) VALUES(?, 'k', 'o', ?, 1, 1)"
+
+START_TEST(the_file_is_private_and_keeps_what_was_written)
+{
+    autofree char *dir = folder();
+    char path[256];
+    struct store *st;
+    struct abx_error err;
+    snprintf(path, sizeof(path), "%s/a.db", dir);
+    ck_assert_int_eq(store_open(path, &st, &err), 0);
+    json_t *doc = json_pack("{s:s}", "t", "x");
+    store_lock(st);
+    ck_assert_int_eq(store_exec(st, &err, INSERT, "sj", "one", doc), 0);
+    store_unlock(st);
+    struct stat info;
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_int_eq(info.st_mode & 0777, 0600);
+    store_close(st);
+    ck_assert_int_eq(store_open(path, &st, &err), 0);
+    ck_assert_int_eq(count(st), 1);
+    store_close(st);
+    json_decref(doc);
+    drop(dir);
+}
+END_TEST
+
+START_TEST(what_is_posted_is_seen_by_the_next_reader)
+{
+    struct store *st;
+    struct abx_error err;
+    ck_assert_int_eq(store_open(NULL, &st, &err), 0);
+    store_post(st, INSERT, "ss", "one", "{}");
+    store_post(st, INSERT, "sb", "two", "{}", (size_t)2);
+    ck_assert_uint_gt(store_backlog(st), 0);
+    ck_assert_int_eq(count(st), 2);
+    ck_assert_uint_eq(store_backlog(st), 0);
+    store_close(st);
+}
+END_TEST
+
+START_TEST(a_transaction_left_open_is_rolled_back)
+{
+    struct store *st;
+    struct abx_error err;
+    ck_assert_int_eq(store_open(NULL, &st, &err), 0);
+    store_lock(st);
+    ck_assert_int_eq(store_begin(st, &err), 0);
+    ck_assert_int_eq(store_exec(st, &err, INSERT, "ss", "one", "{}"), 0);
+    store_unlock(st);
+    ck_assert_int_eq(count(st), 0);
+    store_close(st);
+}
+END_TEST
+
+START_TEST(a_damaged_file_is_set_aside)
+{
+    autofree char *dir = folder();
+    char path[256];
+    struct store *st;
+    struct abx_error err;
+    snprintf(path, sizeof(path), "%s/a.db", dir);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    ck_assert_int_eq(write(fd, "this is no database, not at all, for it is a text", 49), 49);
+    close(fd);
+    ck_assert_int_eq(store_open(path, &st, &err), 0);
+    ck_assert_int_eq(count(st), 0);
+    store_close(st);
+    char command[300];
+    snprintf(command, sizeof(command), "rm -r %s", dir);
+    ck_assert_int_eq(system(command), 0);
+}
+END_TEST
+
+TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written, what_is_posted_is_seen_by_the_next_reader,
+          a_transaction_left_open_is_rolled_back, a_damaged_file_is_set_aside)
