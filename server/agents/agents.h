@@ -137,8 +137,11 @@ struct session *session_add(struct agents *ag, const char *id, const char *owner
                             json_t *cfg, double now);
 /* Ends its turns, forgets it, deletes its rows and files; done (may be NULL) once that is on disk. */
 void session_delete(struct session *s, void (*done)(void *data), void *data);
-/* Makes room for one more: old ones, then the longest idle. */
-void session_evict(struct agents *ag);
+/* Makes room for one more: old ones, then the longest idle; full: the state file is above its bound, so some of the
+ * longest idle go whatever their number. */
+void session_evict(struct agents *ag, bool full);
+/* Is the state file above its bound? Lock held. */
+bool agents_full(struct agents *ag);
 
 /* --- turns ----------------------------------------------------------------------------------- */
 

@@ -919,6 +919,8 @@ static int launch_child(struct runner *r)
         refuse(r, "sandbox_error", "cannot start '%s': %s", r->ad->binary, strerror(errno));
         goto fail;
     }
+    /* Qwen Code exits without waiting for a pipe that is full, and its last lines are lost. */
+    (void)fcntl(out[0], F_SETPIPE_SZ, 1 * MIB);
     (void)fcntl(in[0], F_SETFL, O_NONBLOCK);
     (void)fcntl(out[0], F_SETFL, O_NONBLOCK);
     (void)fcntl(err_fds[0], F_SETFL, O_NONBLOCK);

@@ -189,8 +189,14 @@ static bool evictable(const struct session *s)
     return !s->hidden && list_empty(&s->turns) && !s->log.n_readers && !s->pending;
 }
 
-void session_evict(struct agents *ag)
+bool agents_full(struct agents *ag)
 {
+    return store_size(ag->store) > ag->set.max_state_bytes;
+}
+
+void session_evict(struct agents *ag, bool full)
+{
+    int extra = full ? 10 : 0;
     double now = wall_seconds();
     list_for_each_safe(it, &ag->sessions)
     {
@@ -198,7 +204,7 @@ void session_evict(struct agents *ag)
         if (evictable(s) && now - s->active > (double)ag->set.session_age_s)
             session_delete(s, NULL, NULL);
     }
-    while (ag->n_sessions >= ag->set.max_sessions) {
+    while (ag->n_sessions >= ag->set.max_sessions || extra-- > 0) {
         struct session *oldest = NULL;
         list_for_each(it, &ag->sessions)
         {
@@ -211,7 +217,8 @@ void session_evict(struct agents *ag)
         session_delete(oldest, NULL, NULL);
     }
     /* Chains of responses: the longest unused go. */
-    while (ag->n_hidden > ag->set.max_responses) {
+    extra = full ? 10 : 0;
+    while (ag->n_hidden > ag->set.max_responses || extra-- > 0) {
         struct session *oldest = NULL;
         list_for_each(it, &ag->sessions)
         {

@@ -179,7 +179,11 @@ void store_close(struct store *st)
     for (size_t i = 0; i < STMT_SLOTS; i++)
         sqlite3_finalize(st->stmts[i].stmt);
     sqlite3_close_v2(st->db);
+    st->db = NULL;
+    memset(st->stmts, 0, sizeof(st->stmts));
     pthread_mutex_unlock(&st->db_lock);
+    if (st->flushing)
+        return;
     while (st->fired) {
         struct op *next = st->fired->next;
         free(st->fired);
@@ -192,6 +196,8 @@ void store_close(struct store *st)
 
 static sqlite3_stmt *prepared(struct store *st, const char *sql)
 {
+    if (!st->db)
+        return NULL;
     size_t at = ((uintptr_t)sql >> 3) % STMT_SLOTS;
     for (size_t n = 0; n < STMT_SLOTS; n++, at = (at + 1) % STMT_SLOTS) {
         if (st->stmts[at].sql == sql) {
@@ -261,7 +267,7 @@ static int db_fail(struct store *st, int rc, struct abx_error *err)
 static int run(struct store *st, sqlite3_stmt *s, struct abx_error *err)
 {
     if (!s)
-        return abx_fail(err, E_OS, 0, "agents' state: %s", sqlite3_errmsg(st->db));
+        return abx_fail(err, E_OS, 0, "agents' state: %s", st->db ? sqlite3_errmsg(st->db) : "closed");
     int rc;
     while ((rc = sqlite3_step(s)) == SQLITE_ROW)
         ;
@@ -297,7 +303,7 @@ int store_commit(struct store *st, struct abx_error *err)
 
 void store_rollback(struct store *st)
 {
-    if (!sqlite3_get_autocommit(st->db))
+    if (st->db && !sqlite3_get_autocommit(st->db))
         (void)store_exec(st, NULL, "ROLLBACK", ""); /* fails only when there is nothing to roll back */
 }
 

@@ -19,7 +19,8 @@ struct store;
 /* path NULL: a private temporary database, gone with the server. Blocks; any thread.
  * A damaged file is set aside (NAME.damaged-TIME) and a fresh one begun. Errors: E_OS, E_NO_MEMORY. */
 int store_open(const char *path, struct store **ret, struct abx_error *err);
-/* Applies what is queued, then closes. Workers must be done. */
+/* Applies what is queued, then closes. A worker that still comes finds nothing: its statements are NULL. The struct
+ * itself stays when a flush is under way (the process ends). */
 void store_close(struct store *st);
 /* The loop that flushes the queue; before the first store_post. */
 void store_set_loop(struct store *st, struct loop *loop);

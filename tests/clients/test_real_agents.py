@@ -107,7 +107,8 @@ def test_a_plain_turn_and_a_second_one(client, runtime):
 @pytest.mark.parametrize("prompt", ["--help", "mcp", "x" * 150000])
 def test_prompts_that_look_like_options(client, runtime, prompt):
     name = session(client, runtime, prompt)
-    assert done(client, name)[0]["status"] == "completed"
+    (turn,) = done(client, name)
+    assert turn["status"] == "completed", (turn["error"], [str(i)[:300] for i in client.items(name)])
     assert f"echo: {prompt[:100]}" in texts(client, name)
 
 

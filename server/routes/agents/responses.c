@@ -506,7 +506,7 @@ struct make {
     char hash[65];
     struct buf prompt, before;
     json_t *tools, *secrets, *shown_tools, *metadata;
-    bool store, background, stream, steer, fresh;
+    bool store, background, stream, steer, fresh, full;
     const char *effort;
     char ignored[256];
     /* made by the worker */
@@ -823,6 +823,7 @@ static int new_session(struct make *k)
     json_object_set_new(k->cfg, "shown_model", json_string(json_string_value(json_object_get(k->body, "model"))));
     agents_new_id("agsess_", k->session);
     k->fresh = true;
+    k->full = agents_full(c->ag);
     double now = wall_seconds();
     if (store_exec(c->ag->store, c->err,
                    "INSERT INTO sessions(id, owner, hidden, agent_id, cfg, created, active) VALUES(?,?,1,?,?,?,?)", "sssjdd",
@@ -945,7 +946,7 @@ static struct response *begin(struct make *k)
     struct agents *ag = c->ag;
     struct session *s = NULL;
     if (k->fresh) {
-        session_evict(ag);
+        session_evict(ag, k->full);
         s = session_add(ag, k->session, call_owner(c), true, k->session_rid, k->cfg, wall_seconds());
         k->cfg = NULL;
     } else {

@@ -21,6 +21,7 @@ struct create {
     json_t *cfg;
     int64_t rid;
     char *replay; /* id of the session that the key made before */
+    bool full;
     json_t *doc;  /* its answer */
 };
 
@@ -226,6 +227,7 @@ static int insert_session(struct create *k)
             return -1;
     }
     double now = wall_seconds();
+    k->full = agents_full(c->ag);
     agents_new_id("agsess_", k->id);
     if (store_begin(st, c->err) < 0)
         return ag_store_fail(c->e, c->err);
@@ -267,7 +269,7 @@ static void create_done(struct job *j)
         struct session *s = session_find(c->ag, k->replay, call_owner(c), false);
         rc = s ? reply(c, labelled_session(session_json(s))) : ag_unknown(c->e, "session_id", "session", k->replay);
     } else if (rc == 0) {
-        session_evict(c->ag);
+        session_evict(c->ag, k->full);
         struct session *s = session_add(c->ag, k->id, call_owner(c), false, k->rid, k->cfg, wall_seconds());
         k->cfg = NULL;
         if (!s) {
