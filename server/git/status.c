@@ -71,6 +71,8 @@ static int by_path(const void *a, const void *b)
 
 static void join(struct entries *e)
 {
+    if (e->n == 0)
+        return;
     qsort(e->list, e->n, sizeof *e->list, by_path);
     size_t kept = 0;
     for (size_t i = 0; i < e->n; i++) {
@@ -342,11 +344,62 @@ static json_t *describe(const struct entry *e)
     return file;
 }
 
+struct tracking {
+    const char *merge; /* the ref's name over there */
+    git_buf local;     /* and here */
+};
+
+static int try_refspec(const git_config_entry *entry, void *data)
+{
+    struct tracking *t = data;
+    git_refspec *spec = NULL;
+    if (!t->local.ptr && git_refspec_parse(&spec, entry->value, 1) == 0 &&
+        git_refspec_src_matches(spec, t->merge))
+        (void)git_refspec_transform(&t->local, spec, t->merge); /* stays empty: no upstream */
+    git_refspec_free(spec);
+    return 0;
+}
+
+/* The ref that this branch follows, by branch.NAME.remote, .merge and the remote's refspecs.
+ * (libgit2's own look-up loses memory at each configured key: its regular expressions, up to 1.5.)
+ * -1: none. */
+static int find_upstream(git_repository *repo, const char *branch, git_reference **ret)
+{
+    git_config *config = NULL;
+    const char *remote, *merge;
+    autobuf struct buf key = BUF_INIT;
+    struct tracking t = {.local = GIT_BUF_INIT};
+    int rc = -1;
+    if (git_repository_config_snapshot(&config, repo) < 0)
+        return -1;
+    buf_addf(&key, "branch.%s.remote", branch);
+    if (!buf_str(&key) || git_config_get_string(&remote, config, key.data) < 0)
+        goto out;
+    buf_reset(&key);
+    buf_addf(&key, "branch.%s.merge", branch);
+    if (!buf_str(&key) || git_config_get_string(&merge, config, key.data) < 0)
+        goto out;
+    t.merge = merge;
+    if (strcmp(remote, ".") != 0) {
+        buf_reset(&key);
+        buf_addf(&key, "remote.%s.fetch", remote);
+        if (!buf_str(&key) ||
+            git_config_get_multivar_foreach(config, key.data, NULL, try_refspec, &t) < 0)
+            goto out;
+    }
+    const char *name = strcmp(remote, ".") == 0 ? merge : t.local.ptr;
+    rc = name && git_reference_lookup(ret, repo, name) == 0 ? 0 : -1;
+out:
+    git_buf_dispose(&t.local);
+    git_config_free(config);
+    return rc;
+}
+
 static void add_upstream(git_repository *repo, git_reference *head, json_t *answer)
 {
     git_reference *upstream = NULL;
     size_t ahead, behind;
-    if (git_branch_upstream(&upstream, head) < 0)
+    if (find_upstream(repo, git_reference_shorthand(head), &upstream) < 0)
         return; /* none, or gone */
     json_object_set_new(answer, "upstream", json_text(git_reference_shorthand(upstream)));
     const git_oid *ours = git_reference_target(head), *theirs = git_reference_target(upstream);
