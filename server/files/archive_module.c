@@ -38,7 +38,8 @@ static void leave_utf8(locale_t before, locale_t made)
         freelocale(made);
 }
 
-/* === writing ======================================================================================== */
+/* === writing
+ * ======================================================================================== */
 
 struct packer {
     const struct archive_order *order;
@@ -47,7 +48,7 @@ struct packer {
     int out_fd;
     int64_t written, input, files;
     bool too_large;
-    int sys; /* errno of a failed write */
+    int sys;               /* errno of a failed write */
     struct buf name, path; /* in the archive; canonical */
     struct arena scratch;
     json_t *tops;
@@ -94,7 +95,8 @@ static la_ssize_t write_piece(struct archive *a, void *data, const void *piece, 
 
 static int too_large(const struct packer *p, struct abx_error *err)
 {
-    return abx_fail(err, E_TOO_LARGE, 0, "Archive too large; limit is %lld bytes", (long long)p->order->max_bytes);
+    return abx_fail(err, E_TOO_LARGE, 0, "Archive too large; limit is %lld bytes",
+                    (long long)p->order->max_bytes);
 }
 
 static int failed(struct packer *p, struct abx_error *err)
@@ -108,17 +110,15 @@ static int failed(struct packer *p, struct abx_error *err)
 }
 
 /* A warning (a name that is no UTF-8, for one) is no failure. */
-static bool broke(int rc)
-{
-    return rc < ARCHIVE_WARN;
-}
+static bool broke(int rc) { return rc < ARCHIVE_WARN; }
 
 static int no_memory(struct abx_error *err)
 {
     return abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the archive");
 }
 
-static int begin_entry(struct packer *p, const struct stat *st, const char *link, struct abx_error *err)
+static int begin_entry(struct packer *p, const struct stat *st, const char *link,
+                       struct abx_error *err)
 {
     const char *name = buf_str(&p->name);
     if (!name)
@@ -163,7 +163,8 @@ static int pack_file(struct packer *p, int fd, const struct stat *st, struct abx
     return broke(archive_write_finish_entry(p->archive)) ? failed(p, err) : 0;
 }
 
-static int pack_link(struct packer *p, int dirfd, const char *name, const struct stat *st, struct abx_error *err)
+static int pack_link(struct packer *p, int dirfd, const char *name, const struct stat *st,
+                     struct abx_error *err)
 {
     const char *path = buf_str(&p->path);
     if (!path)
@@ -172,7 +173,8 @@ static int pack_link(struct packer *p, int dirfd, const char *name, const struct
     autoclose int fd = -1;
     struct stat to;
     struct abx_error why;
-    bool there = guard_open(p->order->guard, path, p->path.len, OP_READ, O_PATH, 0, &p->scratch, &target, &fd, &why) == 0;
+    bool there = guard_open(p->order->guard, path, p->path.len, OP_READ, O_PATH, 0, &p->scratch,
+                            &target, &fd, &why) == 0;
     int rc = 0;
     if (there && (fstat(fd, &to) < 0 || S_ISDIR(to.st_mode)))
         goto out; /* linked directories are left out */
@@ -190,7 +192,8 @@ static int pack_link(struct packer *p, int dirfd, const char *name, const struct
     if (!there || !S_ISREG(to.st_mode))
         goto out; /* a zip holds the target's content; dangling links have none */
     close(take_fd(&fd));
-    rc = guard_open(p->order->guard, path, p->path.len, OP_READ, O_RDONLY | O_NONBLOCK, 0, &p->scratch, &target, &fd, err);
+    rc = guard_open(p->order->guard, path, p->path.len, OP_READ, O_RDONLY | O_NONBLOCK, 0,
+                    &p->scratch, &target, &fd, err);
     if (rc == 0 && (fstat(fd, &to) < 0 || !S_ISREG(to.st_mode)))
         goto out;
     if (rc == 0)
@@ -200,7 +203,8 @@ out:
     return rc;
 }
 
-static int pack_dir(struct packer *p, int fd, const struct stat *st, int level, struct abx_error *err);
+static int pack_dir(struct packer *p, int fd, const struct stat *st, int level,
+                    struct abx_error *err);
 
 static int pack_entry(struct packer *p, int dirfd, const char *name, int level, bool *ret_packed,
                       struct abx_error *err)
@@ -220,11 +224,12 @@ static int pack_entry(struct packer *p, int dirfd, const char *name, int level, 
     if (p->order->cancelled(p->order->data))
         return abx_fail(err, E_CANCELLED, 0, "the client has left");
     if (!dir && ++p->files > p->order->max_files)
-        return abx_fail(err, E_VALUE, 0, "Too many files (%lld+), limit is %lld", (long long)p->files,
-                        (long long)p->order->max_files);
+        return abx_fail(err, E_VALUE, 0, "Too many files (%lld+), limit is %lld",
+                        (long long)p->files, (long long)p->order->max_files);
     if (S_ISLNK(st.st_mode))
         return pack_link(p, dirfd, name, &st, err);
-    autoclose int fd = openat(dirfd, name, (dir ? O_DIRECTORY : O_NONBLOCK) | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    autoclose int fd =
+        openat(dirfd, name, (dir ? O_DIRECTORY : O_NONBLOCK) | O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
         if (errno == ENOENT || errno == ELOOP || (dir && errno == EACCES))
             return 0; /* swapped meanwhile; a closed directory looks empty */
@@ -237,7 +242,8 @@ static int pack_entry(struct packer *p, int dirfd, const char *name, int level, 
     return S_ISREG(st.st_mode) ? pack_file(p, fd, &st, err) : 0;
 }
 
-static int pack_dir(struct packer *p, int fd, const struct stat *st, int level, struct abx_error *err)
+static int pack_dir(struct packer *p, int fd, const struct stat *st, int level,
+                    struct abx_error *err)
 {
     if (level > LEVELS)
         return abx_fail(err, E_VALUE, 0, "The tree is more than %d levels deep", LEVELS);
@@ -283,7 +289,8 @@ static int top_name(struct packer *p, const char *resolved, struct abx_error *er
             return no_memory(err);
         if (json_object_get(p->tops, name))
             continue;
-        (void)json_object_set_new_nocheck(p->tops, name, json_true()); /* an equal name twice does no harm */
+        (void)json_object_set_new_nocheck(p->tops, name,
+                                          json_true()); /* an equal name twice does no harm */
         return 0;
     }
 }
@@ -294,7 +301,8 @@ static int pack_top(struct packer *p, const struct archive_path *asked, struct a
     autoclose int fd = -1;
     struct arena arena;
     arena_init(&arena);
-    int rc = guard_open(p->order->guard, asked->text, asked->len, OP_READ, O_RDONLY | O_NONBLOCK, 0, &arena, &gp, &fd, err);
+    int rc = guard_open(p->order->guard, asked->text, asked->len, OP_READ, O_RDONLY | O_NONBLOCK, 0,
+                        &arena, &gp, &fd, err);
     struct stat st;
     if (rc < 0)
         files_lookup_error(err);
@@ -338,13 +346,15 @@ static int open_writer(struct packer *p, struct abx_error *err)
     return broke(rc) ? failed(p, err) : 0;
 }
 
-int abx_archive_create(const struct archive_order *order, int out_fd, int64_t *ret_bytes, struct abx_error *err)
+int abx_archive_create(const struct archive_order *order, int out_fd, int64_t *ret_bytes,
+                       struct abx_error *err)
 {
     struct packer p __attribute__((cleanup(packer_done))) = {.order = order, .out_fd = out_fd};
     arena_init(&p.scratch);
     for (size_t i = 0; i < order->n_paths; i++) {
         struct guard_path gp;
-        if (guard_check(order->guard, order->paths[i].text, order->paths[i].len, NULL, OP_READ, &p.scratch, &gp, err) < 0)
+        if (guard_check(order->guard, order->paths[i].text, order->paths[i].len, NULL, OP_READ,
+                        &p.scratch, &gp, err) < 0)
             return -1;
         arena_reset(&p.scratch);
     }
@@ -360,7 +370,8 @@ int abx_archive_create(const struct archive_order *order, int out_fd, int64_t *r
     return rc;
 }
 
-/* === reading ======================================================================================== */
+/* === reading
+ * ======================================================================================== */
 
 struct unpacker {
     const struct extract_order *order;
@@ -377,7 +388,8 @@ struct unpacker {
 static int damaged(struct archive *a, struct abx_error *err)
 {
     const char *why = archive_error_string(a);
-    return abx_fail(err, E_VALUE, 0, "Not a readable tar, tar.gz or zip: %s", why ? why : "unknown format");
+    return abx_fail(err, E_VALUE, 0, "Not a readable tar, tar.gz or zip: %s",
+                    why ? why : "unknown format");
 }
 
 static int leaves(struct abx_error *err, const char *what, const char *name)
@@ -385,7 +397,8 @@ static int leaves(struct abx_error *err, const char *what, const char *name)
     return abx_fail(err, E_PATH_NOT_ALLOWED, 0, "%s would leave the directory: %.300s", what, name);
 }
 
-/* Number of real components, or -1 when the name is absolute or has "..". Empty and "." parts don't count. */
+/* Number of real components, or -1 when the name is absolute or has "..". Empty and "." parts don't
+ * count. */
 static int components(const char *name)
 {
     if (*name == '/')
@@ -402,8 +415,8 @@ static int components(const char *name)
     return n;
 }
 
-/* ".." may only lead, and only as often as the link lies deep: the directories above it are real ones, so
- * that is exactly where it leads, whatever other links there are. */
+/* ".." may only lead, and only as often as the link lies deep: the directories above it are real
+ * ones, so that is exactly where it leads, whatever other links there are. */
 static bool link_stays(const char *text, int depth)
 {
     if (*text == '/' || *text == '\0')
@@ -436,7 +449,8 @@ static bool goes_through_link(struct unpacker *u)
 }
 
 /* Everything that can be known before a byte is written. 1: skip the entry. */
-static int judge(struct unpacker *u, struct archive_entry *e, const char *name, struct abx_error *err)
+static int judge(struct unpacker *u, struct archive_entry *e, const char *name,
+                 struct abx_error *err)
 {
     int depth = components(name);
     if (depth < 0)
@@ -444,7 +458,8 @@ static int judge(struct unpacker *u, struct archive_entry *e, const char *name, 
     if (depth == 0)
         return 1; /* "./" */
     if (++u->ret->entries > u->order->max_files)
-        return abx_fail(err, E_TOO_LARGE, 0, "Too many entries; limit is %lld", (long long)u->order->max_files);
+        return abx_fail(err, E_TOO_LARGE, 0, "Too many entries; limit is %lld",
+                        (long long)u->order->max_files);
     buf_reset(&u->path);
     buf_adds(&u->path, strcmp(u->dest_path, "/") ? u->dest_path : "");
     for (const char *at = name; *at;) {
@@ -466,7 +481,9 @@ static int judge(struct unpacker *u, struct archive_entry *e, const char *name, 
     if (hard) {
         if (components(hard) <= 0)
             return leaves(err, "A hard link", name);
-        return extension_fits(u->order, path) ? 0 : abx_fail(err, E_EXTENSION, 0, "Extension not allowed: %.300s", name);
+        return extension_fits(u->order, path)
+                   ? 0
+                   : abx_fail(err, E_EXTENSION, 0, "Extension not allowed: %.300s", name);
     }
     switch (archive_entry_filetype(e)) {
     case AE_IFDIR:
@@ -474,8 +491,11 @@ static int judge(struct unpacker *u, struct archive_entry *e, const char *name, 
     case AE_IFLNK:
         if (!soft || !link_stays(soft, depth - 1))
             return leaves(err, "A link", name);
-        (void)json_object_set_new_nocheck(u->links, path, json_true()); /* open_parent sees it again */
-        return extension_fits(u->order, path) ? 0 : abx_fail(err, E_EXTENSION, 0, "Extension not allowed: %.300s", name);
+        (void)json_object_set_new_nocheck(u->links, path,
+                                          json_true()); /* open_parent sees it again */
+        return extension_fits(u->order, path)
+                   ? 0
+                   : abx_fail(err, E_EXTENSION, 0, "Extension not allowed: %.300s", name);
     case AE_IFREG:
         if (!extension_fits(u->order, path))
             return abx_fail(err, E_EXTENSION, 0, "Extension not allowed: %.300s", name);
@@ -490,8 +510,8 @@ static int judge(struct unpacker *u, struct archive_entry *e, const char *name, 
 }
 
 /* The directory that the last component of name lies in, made where missing, through no link. */
-static int open_parent(struct unpacker *u, const char *name, const char **ret_leaf, char leaf[256], int *ret_fd,
-                       struct abx_error *err)
+static int open_parent(struct unpacker *u, const char *name, const char **ret_leaf, char leaf[256],
+                       int *ret_fd, struct abx_error *err)
 {
     autoclose int fd = fcntl(u->dest, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
@@ -524,7 +544,8 @@ static int open_parent(struct unpacker *u, const char *name, const char **ret_le
 }
 
 /* Takes away what is in the way of a file or link. */
-static int make_room(struct unpacker *u, int fd, const char *leaf, const char *name, struct abx_error *err)
+static int make_room(struct unpacker *u, int fd, const char *leaf, const char *name,
+                     struct abx_error *err)
 {
     struct stat st;
     if (fstatat(fd, leaf, &st, AT_SYMLINK_NOFOLLOW) < 0)
@@ -536,8 +557,8 @@ static int make_room(struct unpacker *u, int fd, const char *leaf, const char *n
     return 0;
 }
 
-static int unpack_file(struct unpacker *u, struct archive_entry *e, int dirfd, const char *leaf, const char *name,
-                       struct abx_error *err)
+static int unpack_file(struct unpacker *u, struct archive_entry *e, int dirfd, const char *leaf,
+                       const char *name, struct abx_error *err)
 {
     autoclose int fd = -1;
     if (u->writing) {
@@ -582,14 +603,15 @@ static int unpack_file(struct unpacker *u, struct archive_entry *e, int dirfd, c
     return 0;
 }
 
-static int unpack_hard(struct unpacker *u, const char *target, int dirfd, const char *leaf, const char *name,
-                       struct abx_error *err)
+static int unpack_hard(struct unpacker *u, const char *target, int dirfd, const char *leaf,
+                       const char *name, struct abx_error *err)
 {
     autoclose int fd = -1;
     char text[256];
     const char *from;
     struct stat st;
-    if (open_parent(u, target, &from, text, &fd, err) < 0 || make_room(u, dirfd, leaf, name, err) < 0)
+    if (open_parent(u, target, &from, text, &fd, err) < 0 ||
+        make_room(u, dirfd, leaf, name, err) < 0)
         return -1;
     if (fstatat(fd, from, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return abx_fail(err, E_VALUE, errno, "A hard link to what is not there: %.300s", name);
@@ -621,7 +643,8 @@ static int unpack_entry(struct unpacker *u, struct archive_entry *e, struct abx_
     if (archive_entry_filetype(e) == AE_IFLNK) {
         if (make_room(u, fd, leaf, name, err) < 0)
             return -1;
-        return symlinkat(archive_entry_symlink(e), fd, leaf) < 0 ? abx_fail_os(err, errno, name) : 0;
+        return symlinkat(archive_entry_symlink(e), fd, leaf) < 0 ? abx_fail_os(err, errno, name)
+                                                                 : 0;
     }
     if (mkdirat(fd, leaf, 0777) == 0)
         return 0;
@@ -643,7 +666,9 @@ static int pass(struct unpacker *u, int in_fd, bool writing, struct abx_error *e
     archive_read_support_filter_gzip(u->archive);
     archive_read_support_format_tar(u->archive);
     archive_read_support_format_zip(u->archive);
-    int rc = archive_read_open_fd(u->archive, in_fd, 64 * KIB) == ARCHIVE_OK ? 0 : damaged(u->archive, err);
+    int rc = archive_read_open_fd(u->archive, in_fd, 64 * KIB) == ARCHIVE_OK
+                 ? 0
+                 : damaged(u->archive, err);
     while (rc == 0) {
         struct archive_entry *e;
         int got = archive_read_next_header(u->archive, &e);
@@ -660,19 +685,22 @@ int abx_archive_extract(const struct extract_order *order, int in_fd, struct are
                         struct extract_result *ret, struct abx_error *err)
 {
     struct guard_path gp;
-    if (guard_check(order->guard, order->path, order->path_len, NULL, OP_WRITE, arena, &gp, err) < 0)
+    if (guard_check(order->guard, order->path, order->path_len, NULL, OP_WRITE, arena, &gp, err) <
+        0)
         return -1;
     struct unpacker u = {.order = order, .dest = -1, .dest_path = gp.resolved, .ret = ret};
     u.data = malloc(PIECE);
     u.links = json_object();
     locale_t made, before = enter_utf8(&made);
-    int rc = u.data && u.links ? pass(&u, in_fd, false, err) : abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the archive");
+    int rc = u.data && u.links ? pass(&u, in_fd, false, err)
+                               : abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the archive");
     const char *path;
     autoclose int dest = -1;
     if (rc == 0)
         rc = files_mkdir(order->guard, order->path, order->path_len, arena, &path, err);
     if (rc == 0)
-        rc = guard_open(order->guard, order->path, order->path_len, OP_WRITE, O_RDONLY | O_DIRECTORY, 0, arena, &gp, &dest, err);
+        rc = guard_open(order->guard, order->path, order->path_len, OP_WRITE,
+                        O_RDONLY | O_DIRECTORY, 0, arena, &gp, &dest, err);
     if (rc == 0) {
         u.dest = dest;
         u.dest_path = gp.resolved;

@@ -53,7 +53,8 @@ ptrdiff_t base64_read(struct base64_reader *r, const char *text, size_t len, uin
         out += n;
     }
     while (end - in >= 4) {
-        uint8_t a = digit_value(in[0]), b = digit_value(in[1]), c = digit_value(in[2]), d = digit_value(in[3]);
+        uint8_t a = digit_value(in[0]), b = digit_value(in[1]), c = digit_value(in[2]),
+                d = digit_value(in[3]);
         if (__builtin_expect((a | b | c | d) & BAD, 0)) {
             ptrdiff_t n = last_group(r, in, out);
             if (n < 0 || end - in > 4)

@@ -54,15 +54,16 @@ int files_mkdir(const struct guard *g, const char *path, size_t len, struct aren
 /* --- delete --------------------------------------------------------------------------------------
  */
 
-int files_delete(const struct guard *g, const char *path, size_t len, enum ops_pace pace, struct arena *arena,
-                 const char **ret_path, struct abx_error *err)
+int files_delete(const struct guard *g, const char *path, size_t len, enum ops_pace pace,
+                 struct arena *arena, const char **ret_path, struct abx_error *err)
 {
     struct guard_path gp;
     autoclose int dirfd = -1;
     if (guard_open_parent(g, path, len, OP_DELETE, false, arena, &gp, &dirfd, err) < 0)
         return files_lookup_error(err);
     struct stat st;
-    if (pace == OPS_QUICK && fstatat(dirfd, gp.name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode))
+    if (pace == OPS_QUICK && fstatat(dirfd, gp.name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+        S_ISDIR(st.st_mode))
         return 1;
     if (tree_check_denied(g, dirfd, gp.name, gp.resolved, err) < 0)
         return -1;
@@ -126,8 +127,9 @@ static int move_across(int from_fd, const struct guard_path *from, int to_fd, co
 }
 
 int files_move(const struct guard *g, const char *source, size_t source_len,
-               const char *destination, size_t destination_len, enum ops_pace pace, struct arena *arena,
-               const char **ret_source, const char **ret_destination, struct abx_error *err)
+               const char *destination, size_t destination_len, enum ops_pace pace,
+               struct arena *arena, const char **ret_source, const char **ret_destination,
+               struct abx_error *err)
 {
     /* All refusals come before anything tells what exists. */
     struct guard_path from, to, judged;

@@ -111,7 +111,8 @@ static int no_memory(struct abx_error *err)
     return abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the upload");
 }
 
-/* --- the target ---------------------------------------------------------------------------------- */
+/* --- the target ----------------------------------------------------------------------------------
+ */
 
 static const char *suffix_of(const char *name)
 {
@@ -127,8 +128,8 @@ static bool in_list(const char *const *list, size_t n, const char *suffix)
     return false;
 }
 
-bool files_extension_allowed(const char *path, const char *const *allow, size_t n_allow, const char *const *deny,
-                             size_t n_deny)
+bool files_extension_allowed(const char *path, const char *const *allow, size_t n_allow,
+                             const char *const *deny, size_t n_deny)
 {
     const char *slash = strrchr(path, '/');
     const char *suffix = suffix_of(slash ? slash + 1 : path);
@@ -182,18 +183,20 @@ static int open_temp(struct upload *u, struct abx_error *err)
     return abx_fail_os(err, errno, u->resolved);
 }
 
-/* mkdir by another upload or a removal may come between the steps of the walk: start over a few times. */
+/* mkdir by another upload or a removal may come between the steps of the walk: start over a few
+ * times. */
 static int open_parent(struct upload *u, struct abx_error *err)
 {
     for (int attempt = 0;; attempt++) {
-        if (guard_open_parent(u->opt.guard, u->resolved, strlen(u->resolved), OP_WRITE, true, &u->arena, &u->at,
-                              &u->dirfd, err) == 0)
+        if (guard_open_parent(u->opt.guard, u->resolved, strlen(u->resolved), OP_WRITE, true,
+                              &u->arena, &u->at, &u->dirfd, err) == 0)
             return 0;
         if (err->kind != E_OS || err->sys != ENOENT || attempt == 3)
             break;
     }
     if (err->kind == E_OS && err->sys == ENOTDIR) {
-        const char *type = error_os_type(EEXIST); /* a parent is a file: the reference's mkdir says so */
+        const char *type =
+            error_os_type(EEXIST); /* a parent is a file: the reference's mkdir says so */
         err->type = type;
     }
     return -1;
@@ -207,7 +210,8 @@ static int open_target(struct upload *u, const char *path, size_t len, struct ab
     u->resolved = gp.resolved;
     if (u->opt.spool)
         return 0;
-    if (!files_extension_allowed(gp.resolved, u->opt.allow_ext, u->opt.n_allow, u->opt.deny_ext, u->opt.n_deny))
+    if (!files_extension_allowed(gp.resolved, u->opt.allow_ext, u->opt.n_allow, u->opt.deny_ext,
+                                 u->opt.n_deny))
         return abx_fail(err, E_EXTENSION, 0, "This extension is not allowed: %s", gp.resolved);
     struct abx_error why;
     int rc = open_parent(u, &why);
@@ -286,7 +290,8 @@ static int put(struct upload *u, const uint8_t *data, size_t len, struct abx_err
     return 0;
 }
 
-/* --- the JSON form ------------------------------------------------------------------------------- */
+/* --- the JSON form -------------------------------------------------------------------------------
+ */
 
 static int bad_json(struct abx_error *err, const char *what)
 {
@@ -324,7 +329,8 @@ static int end_key(struct upload *u, struct abx_error *err)
     u->key = strndup(json_string_value(name), json_string_length(name));
     if (!u->key)
         return no_memory(err);
-    bool again = json_object_get(u->fields, u->key) || (u->has_content && strcmp(u->key, "content_base64") == 0);
+    bool again = json_object_get(u->fields, u->key) ||
+                 (u->has_content && strcmp(u->key, "content_base64") == 0);
     if (again)
         return abx_fail(err, E_BAD_BODY, 0, "Key given twice: %s", u->key);
     u->place = AT_COLON;
@@ -339,7 +345,8 @@ static int end_value(struct upload *u, struct abx_error *err)
     u->place = AT_COMMA;
     if (json_object_set_new(u->fields, u->key, value) < 0)
         return no_memory(err);
-    if (strcmp(u->key, "content_base64") == 0 || (strcmp(u->key, "content") == 0 && u->opt.text_content))
+    if (strcmp(u->key, "content_base64") == 0 ||
+        (strcmp(u->key, "content") == 0 && u->opt.text_content))
         return 0; /* judged at the end */
     if (strcmp(u->key, "path") != 0)
         return 0;
@@ -369,7 +376,8 @@ static int put_base64(struct upload *u, const char *text, size_t len, struct abx
         size_t n = len < DECODE_PIECE ? len : DECODE_PIECE;
         ptrdiff_t got = base64_read(&u->base64, text, n, u->decoded);
         if (got < 0)
-            return abx_fail(err, E_VALUE, 0, "Invalid base64: not the standard alphabet, padded, without blanks");
+            return abx_fail(err, E_VALUE, 0,
+                            "Invalid base64: not the standard alphabet, padded, without blanks");
         if (put(u, u->decoded, (size_t)got, err) < 0)
             return -1;
         text += n;
@@ -386,7 +394,7 @@ static int put_escape(struct upload *u, struct abx_error *err)
         unsigned v = 0;
         for (int i = 2; i < 6; i++) {
             char h = u->escape[i];
-            unsigned d = h >= '0' && h <= '9' ? (unsigned)(h - '0')
+            unsigned d = h >= '0' && h <= '9'                 ? (unsigned)(h - '0')
                          : (h | 32) >= 'a' && (h | 32) <= 'f' ? (unsigned)((h | 32) - 'a' + 10)
                                                               : 255;
             if (d == 255)
@@ -462,7 +470,8 @@ static int json_char(struct upload *u, char c, struct abx_error *err)
 {
     bool blank = c == ' ' || c == '\t' || c == '\n' || c == '\r';
     if (++u->other > u->opt.max_other)
-        return abx_fail(err, E_TOO_LARGE, 0, "Request body too large; limit is %lld", (long long)u->opt.max_other);
+        return abx_fail(err, E_TOO_LARGE, 0, "Request body too large; limit is %lld",
+                        (long long)u->opt.max_other);
     switch (u->place) {
     case AT_START:
         if (blank)
@@ -563,7 +572,8 @@ int upload_feed(struct upload *u, const char *data, size_t len, struct abx_error
     return u->raw.failed ? no_memory(err) : 0;
 }
 
-/* --- the end ------------------------------------------------------------------------------------- */
+/* --- the end -------------------------------------------------------------------------------------
+ */
 
 /* Text content, or what is wrong with the content. */
 static int finish_json(struct upload *u, struct abx_error *err)
@@ -573,7 +583,8 @@ static int finish_json(struct upload *u, struct abx_error *err)
     const json_t *path = json_object_get(u->fields, "path");
     if (!path)
         return abx_fail(err, E_VALUE, 0, "Missing or invalid 'path'");
-    const json_t *text = u->opt.text_content && !u->has_content ? json_object_get(u->fields, "content") : NULL;
+    const json_t *text =
+        u->opt.text_content && !u->has_content ? json_object_get(u->fields, "content") : NULL;
     if (!u->has_content && !json_is_string(text))
         return abx_fail(err, E_VALUE, 0, "Missing or invalid '%s'",
                         u->opt.text_content ? "content" : "content_base64");
@@ -680,10 +691,7 @@ int upload_finish(struct upload *u, struct upload_result *ret, struct abx_error 
     return 0;
 }
 
-int upload_take_spool(struct upload *u)
-{
-    return take_fd(&u->fd);
-}
+int upload_take_spool(struct upload *u) { return take_fd(&u->fd); }
 
 const json_t *upload_field(const struct upload *u, const char *name)
 {

@@ -12,12 +12,13 @@
 #include <sys/inotify.h>
 #include <sys/stat.h>
 
-#define MASK                                                                                        \
-    (IN_CREATE | IN_DELETE | IN_MODIFY | IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_ONLYDIR | IN_EXCL_UNLINK)
+#define MASK                                                                                       \
+    (IN_CREATE | IN_DELETE | IN_MODIFY | IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_ONLYDIR |    \
+     IN_EXCL_UNLINK)
 #define OUT_SOFT_MAX (256 * KIB)
 #define EVENT_BYTES (64 * KIB)
 
-struct item { /* something below the root that the client knows of */
+struct item {          /* something below the root that the client knows of */
     struct item *next; /* of its bucket */
     char *path;
     uint32_t hash;
@@ -42,7 +43,7 @@ struct watch {
     struct arena scratch;
     struct buf path; /* of the entry at hand */
     unsigned round;
-    bool tell;      /* new items are told */
+    bool tell;                     /* new items are told */
     bool overflown, told_overflow; /* there is more than we follow */
     bool no_memory;
     const struct node *open_node; /* the directory that open_fd is */
@@ -52,7 +53,8 @@ struct watch {
     bool moved_dir;
 };
 
-/* --- items ----------------------------------------------------------------------------------------- */
+/* --- items
+ * ----------------------------------------------------------------------------------------- */
 
 static uint32_t hash_of(const char *path)
 {
@@ -124,15 +126,13 @@ static struct item *add(struct watch *w, const char *path, bool is_dir)
     return it;
 }
 
-static int64_t nanoseconds(struct timespec t)
-{
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
+static int64_t nanoseconds(struct timespec t) { return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec; }
 
 static bool update(struct item *it, const struct stat *st)
 {
     int64_t mtime = nanoseconds(st->st_mtim);
-    bool changed = it->size != st->st_size || it->mtime_ns != mtime || it->is_dir != S_ISDIR(st->st_mode);
+    bool changed =
+        it->size != st->st_size || it->mtime_ns != mtime || it->is_dir != S_ISDIR(st->st_mode);
     it->size = st->st_size;
     it->mtime_ns = mtime;
     it->is_dir = S_ISDIR(st->st_mode);
@@ -145,9 +145,11 @@ static bool is_below(const char *path, const char *dir)
     return strncmp(path, dir, n) == 0 && path[n] == '/';
 }
 
-/* --- telling --------------------------------------------------------------------------------------- */
+/* --- telling
+ * --------------------------------------------------------------------------------------- */
 
-static void tell(struct buf *out, const char *type, const char *path, bool is_dir, const char *old_path)
+static void tell(struct buf *out, const char *type, const char *path, bool is_dir,
+                 const char *old_path)
 {
     buf_adds(out, "event: change\ndata: {\"type\": \"");
     buf_adds(out, type);
@@ -161,7 +163,8 @@ static void tell(struct buf *out, const char *type, const char *path, bool is_di
     buf_adds(out, "}\n\n");
 }
 
-/* --- directories ----------------------------------------------------------------------------------- */
+/* --- directories
+ * ----------------------------------------------------------------------------------- */
 
 static void close_open_dir(struct watch *w)
 {
@@ -175,7 +178,8 @@ static int open_dir(struct watch *w, const char *path)
 {
     struct guard_path gp;
     int fd = -1;
-    if (guard_open(w->guard, path, strlen(path), OP_READ, O_RDONLY | O_DIRECTORY, 0, &w->scratch, &gp, &fd, NULL) < 0)
+    if (guard_open(w->guard, path, strlen(path), OP_READ, O_RDONLY | O_DIRECTORY, 0, &w->scratch,
+                   &gp, &fd, NULL) < 0)
         fd = -1;
     else if (strcmp(gp.resolved, path) != 0) { /* a link by now */
         close(fd);
@@ -239,9 +243,9 @@ static int watch_dir(struct watch *w, int fd, const char *path, int level)
     return 0;
 }
 
-/* Watches a directory and looks through it: unknown entries become items (told when w->tell), changed ones are
- * told in a round of looking again. The watch comes first, so that nothing falls between. `fd` is closed.
- * -1: the root can't be watched (errno). */
+/* Watches a directory and looks through it: unknown entries become items (told when w->tell),
+ * changed ones are told in a round of looking again. The watch comes first, so that nothing falls
+ * between. `fd` is closed. -1: the root can't be watched (errno). */
 static int look_through(struct watch *w, int fd_given, const char *path, int level, struct buf *out)
 {
     autoclose int fd = fd_given;
@@ -378,7 +382,8 @@ static void look_again(struct watch *w, struct buf *out)
     w->round++;
     int fd = open_dir(w, w->root);
     if (fd >= 0)
-        (void)look_through(w, fd, w->root, 0, out); /* what can't be watched any more is marked overflown */
+        (void)look_through(w, fd, w->root, 0,
+                           out); /* what can't be watched any more is marked overflown */
     for (size_t i = 0; i < w->n_buckets; i++) {
         for (struct item **at = &w->buckets[i]; *at;) {
             if ((*at)->seen == w->round) {
@@ -391,7 +396,8 @@ static void look_again(struct watch *w, struct buf *out)
     }
 }
 
-/* --- events ---------------------------------------------------------------------------------------- */
+/* --- events
+ * ---------------------------------------------------------------------------------------- */
 
 static void gone(struct watch *w, const char *path, struct buf *out)
 {
@@ -407,8 +413,8 @@ static void gone(struct watch *w, const char *path, struct buf *out)
 }
 
 /* An entry is there (made, moved in, changed). */
-static void present(struct watch *w, const struct node *node, const char *name, bool made, bool dir_hint,
-                    struct buf *out)
+static void present(struct watch *w, const struct node *node, const char *name, bool made,
+                    bool dir_hint, struct buf *out)
 {
     struct stat st;
     int fd = node_fd(w, node), level = node->level;
@@ -436,7 +442,8 @@ static void present(struct watch *w, const struct node *node, const char *name, 
         return;
     int sub = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (sub >= 0)
-        (void)look_through(w, sub, path, level + 1, out); /* marked overflown when the limit is met */
+        (void)look_through(w, sub, path, level + 1,
+                           out); /* marked overflown when the limit is met */
 }
 
 static int depth_of(const char *path)
@@ -586,12 +593,10 @@ bool watch_read(struct watch *w, struct buf *out)
     return more;
 }
 
-/* --- life ------------------------------------------------------------------------------------------ */
+/* --- life
+ * ------------------------------------------------------------------------------------------ */
 
-int watch_fd(const struct watch *w)
-{
-    return w->fd;
-}
+int watch_fd(const struct watch *w) { return w->fd; }
 
 void watch_free(struct watch *w)
 {
@@ -614,8 +619,8 @@ void watch_free(struct watch *w)
     free(w);
 }
 
-int watch_new(const struct guard *g, const char *path, size_t len, bool recursive, struct watch **ret,
-              const char **ret_path, struct abx_error *err)
+int watch_new(const struct guard *g, const char *path, size_t len, bool recursive,
+              struct watch **ret, const char **ret_path, struct abx_error *err)
 {
     struct guard_path gp;
     autoclose int fd = -1;
@@ -630,9 +635,11 @@ int watch_new(const struct guard *g, const char *path, size_t len, bool recursiv
     w->n_buckets = 64;
     w->buckets = calloc(w->n_buckets, sizeof(struct item *));
     struct abx_error why;
-    int rc = guard_open(g, path, len, OP_READ, O_RDONLY | O_DIRECTORY, 0, &w->scratch, &gp, &fd, &why);
+    int rc =
+        guard_open(g, path, len, OP_READ, O_RDONLY | O_DIRECTORY, 0, &w->scratch, &gp, &fd, &why);
     if (rc < 0 && why.kind == E_OS && why.sys == EACCES) {
-        rc = guard_open(g, path, len, OP_READ, O_PATH | O_DIRECTORY, 0, &w->scratch, &gp, &fd, &why);
+        rc =
+            guard_open(g, path, len, OP_READ, O_PATH | O_DIRECTORY, 0, &w->scratch, &gp, &fd, &why);
         closed = rc == 0; /* nothing can be seen in it, so nothing will be told */
     }
     if (rc < 0) {
@@ -643,10 +650,12 @@ int watch_new(const struct guard *g, const char *path, size_t len, bool recursiv
         if (!w->root || !w->buckets)
             rc = abx_fail(&why, E_NO_MEMORY, ENOMEM, "no memory for the watch");
         else if (w->fd < 0)
-            rc = abx_fail(&why, E_RESOURCE, errno, "No more watches: the system's limit of inotify instances is reached");
+            rc = abx_fail(&why, E_RESOURCE, errno,
+                          "No more watches: the system's limit of inotify instances is reached");
     }
     if (rc == 0 && !closed && look_through(w, take_fd(&fd), w->root, 0, NULL) < 0)
-        rc = abx_fail(&why, E_RESOURCE, errno, "No more watches: the system's limit of watched directories is reached");
+        rc = abx_fail(&why, E_RESOURCE, errno,
+                      "No more watches: the system's limit of watched directories is reached");
     if (rc < 0) {
         watch_free(w);
         if (err)

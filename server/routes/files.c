@@ -40,7 +40,8 @@ static void op_done(void *data)
         req_finish(req);
 }
 
-int file_op_start(struct req *req, int (*run)(struct file_op *op, struct abx_error *err), struct abx_error *err)
+int file_op_start(struct req *req, int (*run)(struct file_op *op, struct abx_error *err),
+                  struct abx_error *err)
 {
     struct file_op *op = arena_zalloc(req_arena(req), sizeof *op);
     if (!op)
@@ -63,10 +64,7 @@ void fail_with_limit(struct req *req, const struct abx_error *err, int64_t limit
     req_finish(req);
 }
 
-bool client_left(void *req)
-{
-    return req_is_gone(req);
-}
+bool client_left(void *req) { return req_is_gone(req); }
 
 static int take_json_text(struct resp *resp, struct buf *out, struct abx_error *err)
 {
@@ -75,7 +73,8 @@ static int take_json_text(struct resp *resp, struct buf *out, struct abx_error *
     return text ? resp_json_text(resp, text, len) : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
 }
 
-/* --- list, stat -------------------------------------------------------------------------------------- */
+/* --- list, stat
+ * -------------------------------------------------------------------------------------- */
 
 static int run_list(struct file_op *op, struct abx_error *err)
 {
@@ -123,7 +122,8 @@ int route_files_stat(struct req *req, struct resp *resp, struct abx_error *err)
     return take_json_text(resp, &out, err);
 }
 
-/* --- mkdir, delete, move ----------------------------------------------------------------------------- */
+/* --- mkdir, delete, move
+ * ----------------------------------------------------------------------------- */
 
 int route_files_mkdir(struct req *req, struct resp *resp, struct abx_error *err)
 {
@@ -133,7 +133,8 @@ int route_files_mkdir(struct req *req, struct resp *resp, struct abx_error *err)
         files_mkdir(req_guard(req), path, len, req_arena(req), &resolved, err) < 0)
         return -1;
     req_note_path(req, resolved);
-    return resp_value(resp, json_pack("{s:o, s:b}", "path", json_text(resolved), "created", 1), err);
+    return resp_value(resp, json_pack("{s:o, s:b}", "path", json_text(resolved), "created", 1),
+                      err);
 }
 
 static int run_delete(struct file_op *op, struct abx_error *err)
@@ -142,12 +143,13 @@ static int run_delete(struct file_op *op, struct abx_error *err)
     size_t len;
     if (query_path(op->req, &path, &len, err) < 0)
         return -1;
-    int rc = files_delete(req_guard(op->req), path, len, op->full ? OPS_FULL : OPS_QUICK, req_arena(op->req),
-                          &resolved, err);
+    int rc = files_delete(req_guard(op->req), path, len, op->full ? OPS_FULL : OPS_QUICK,
+                          req_arena(op->req), &resolved, err);
     if (rc != 0)
         return rc;
     req_note_path(op->req, resolved);
-    return resp_value(op->resp, json_pack("{s:o, s:b}", "path", json_text(resolved), "deleted", 1), err);
+    return resp_value(op->resp, json_pack("{s:o, s:b}", "path", json_text(resolved), "deleted", 1),
+                      err);
 }
 
 int route_files_delete(struct req *req, struct resp *resp, struct abx_error *err)
@@ -169,8 +171,9 @@ static int run_move(struct file_op *op, struct abx_error *err)
         return rc;
     req_note_path(op->req, from);
     req_note_path(op->req, to);
-    return resp_value(op->resp,
-                      json_pack("{s:o, s:o}", "source", json_text(from), "destination", json_text(to)), err);
+    return resp_value(
+        op->resp, json_pack("{s:o, s:o}", "source", json_text(from), "destination", json_text(to)),
+        err);
 }
 
 int route_files_move(struct req *req, struct resp *resp, struct abx_error *err)
@@ -178,10 +181,12 @@ int route_files_move(struct req *req, struct resp *resp, struct abx_error *err)
     return file_op_start(req, run_move, err);
 }
 
-/* --- search ------------------------------------------------------------------------------------------ */
+/* --- search
+ * ------------------------------------------------------------------------------------------ */
 
 /* A number field: absent gives the fallback, anything that is no number is refused. */
-static int int_field(const json_t *body, const char *name, int64_t fallback, int64_t *ret, struct abx_error *err)
+static int int_field(const json_t *body, const char *name, int64_t fallback, int64_t *ret,
+                     struct abx_error *err)
 {
     const json_t *v = json_object_get(body, name);
     *ret = fallback;
@@ -197,7 +202,8 @@ int route_files_search(struct req *req, struct resp *resp, struct abx_error *err
     const char *path, *resolved;
     size_t len;
     struct search_options opt = {.cancelled = client_left, .data = req};
-    if (body_str(body, "path", &path, &len, err) < 0 || body_str(body, "pattern", &opt.pattern, NULL, err) < 0 ||
+    if (body_str(body, "path", &path, &len, err) < 0 ||
+        body_str(body, "pattern", &opt.pattern, NULL, err) < 0 ||
         int_field(body, "max_depth", SEARCH_DEPTH, &opt.max_depth, err) < 0 ||
         int_field(body, "max_results", SEARCH_RESULTS, &opt.max_results, err) < 0 ||
         body_opt_str(body, "content", &opt.content, &opt.content_len, err) < 0)

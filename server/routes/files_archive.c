@@ -1,4 +1,5 @@
-/* Archives: packing to an unnamed spool file which is then sent, and unpacking of a spooled upload. */
+/* Archives: packing to an unnamed spool file which is then sent, and unpacking of a spooled upload.
+ */
 
 #include "routes/files_internal.h"
 #include "routes/table.h"
@@ -12,7 +13,8 @@
 
 #define ARCHIVE_BYTES (100 * (int64_t)MIB)
 #define ARCHIVE_FILES 10000
-#define INPUT_BYTES (1024 * (int64_t)MIB) /* of what is packed, at least; else ten times the archive's limit */
+#define INPUT_BYTES                                                                                \
+    (1024 * (int64_t)MIB) /* of what is packed, at least; else ten times the archive's limit */
 #define UNPACKED_BYTES (1024 * (int64_t)MIB)
 
 static int64_t archive_limit(const struct req *req)
@@ -20,7 +22,8 @@ static int64_t archive_limit(const struct req *req)
     return rule_limit(req_rule(req), LIMIT_max_bytes, ARCHIVE_BYTES);
 }
 
-/* === packing ======================================================================================== */
+/* === packing
+ * ======================================================================================== */
 
 struct packing {
     struct req *req;
@@ -41,7 +44,8 @@ static void packing_free(struct packing *p)
     req_unref(req);
 }
 
-static int decode_paths(struct req *req, struct archive_path **ret, size_t *ret_n, struct abx_error *err)
+static int decode_paths(struct req *req, struct archive_path **ret, size_t *ret_n,
+                        struct abx_error *err)
 {
     const json_t *list = json_object_get(req_body(req), "paths");
     size_t n = json_array_size(list);
@@ -73,7 +77,8 @@ static int pack(struct packing *p, struct abx_error *err)
     struct archive_path *paths = NULL;
     struct archive_order order = {.guard = req_guard(req),
                                   .zip = p->zip,
-                                  .max_files = rule_limit(req_rule(req), LIMIT_max_files, ARCHIVE_FILES),
+                                  .max_files =
+                                      rule_limit(req_rule(req), LIMIT_max_files, ARCHIVE_FILES),
                                   .max_bytes = most,
                                   .max_input = most > INPUT_BYTES / 10 ? most * 10 : INPUT_BYTES,
                                   .cancelled = client_left,
@@ -90,7 +95,8 @@ static int pack(struct packing *p, struct abx_error *err)
     if (lseek(p->fd, 0, SEEK_SET) < 0)
         return abx_fail(err, E_INTERNAL, errno, "rewind of the spool file");
     if (p->raw)
-        return resp_file(req_resp(req), p->zip ? "application/zip" : "application/gzip", &p->fd, 0, p->size);
+        return resp_file(req_resp(req), p->zip ? "application/zip" : "application/gzip", &p->fd, 0,
+                         p->size);
     buf_adds(&p->head, "{\"content_base64\": \"");
     if (p->size > SMALL_FILE)
         return 0;
@@ -98,7 +104,8 @@ static int pack(struct packing *p, struct abx_error *err)
         return -1;
     size_t n;
     char *text = buf_take(&p->head, &n);
-    return text ? resp_json_text(req_resp(req), text, n) : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
+    return text ? resp_json_text(req_resp(req), text, n)
+                : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
 }
 
 static void pack_on_worker(void *data)
@@ -141,7 +148,8 @@ int route_files_archive(struct req *req, struct resp *resp, struct abx_error *er
     return -1;
 }
 
-/* === unpacking ====================================================================================== */
+/* === unpacking
+ * ====================================================================================== */
 
 struct unpacking {
     struct req *req;
@@ -180,7 +188,8 @@ static int unpack(struct unpacking *u, struct abx_error *err)
     } else if (query_path(req, &order.path, &order.path_len, err) < 0) {
         return -1;
     }
-    archive_extract_fn *extract = (archive_extract_fn *)module_symbol("archive", ARCHIVE_EXTRACT, err);
+    archive_extract_fn *extract =
+        (archive_extract_fn *)module_symbol("archive", ARCHIVE_EXTRACT, err);
     if (!extract)
         return -1;
     autoclose int fd = upload_take_spool(u->upload);
@@ -210,8 +219,9 @@ static void unpacked(void *data)
     } else if (u->rc == 0) {
         req_note_path(req, u->result.path);
         u->rc = resp_value(req_resp(req),
-                           json_pack("{s:o, s:I, s:I, s:I}", "path", json_text(u->result.path), "entries",
-                                     (json_int_t)u->result.entries, "bytes", (json_int_t)u->result.bytes, "skipped",
+                           json_pack("{s:o, s:I, s:I, s:I}", "path", json_text(u->result.path),
+                                     "entries", (json_int_t)u->result.entries, "bytes",
+                                     (json_int_t)u->result.bytes, "skipped",
                                      (json_int_t)u->result.skipped),
                            &u->err);
         if (u->rc == 0)
@@ -244,9 +254,13 @@ void files_unpack(struct req *req, struct upload *upload)
 
 int route_files_extract(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    static const char *const types[] = {"application/octet-stream", "application/gzip", "application/x-gzip",
-                                        "application/zip",          "application/x-zip-compressed",
-                                        "application/x-tar",        "application/x-gtar"};
+    static const char *const types[] = {"application/octet-stream",
+                                        "application/gzip",
+                                        "application/x-gzip",
+                                        "application/zip",
+                                        "application/x-zip-compressed",
+                                        "application/x-tar",
+                                        "application/x-gtar"};
     bool raw = false;
     for (size_t i = 0; i < ARRAY_LEN(types); i++)
         raw = raw || type_is(req_content_type(req), types[i]);

@@ -1,8 +1,8 @@
 /* Uploads and downloads.
  *
- * An upload's bytes are read by the loop straight into one of two buffers; a worker decodes, hashes and writes
- * one while the other fills. A download's base64 is made piece by piece on a worker while the piece before is
- * being sent; raw bytes go out by sendfile. */
+ * An upload's bytes are read by the loop straight into one of two buffers; a worker decodes, hashes
+ * and writes one while the other fills. A download's base64 is made piece by piece on a worker
+ * while the piece before is being sent; raw bytes go out by sendfile. */
 
 #include "routes/files_internal.h"
 #include "routes/table.h"
@@ -30,10 +30,11 @@
 #define JSON_BYTES (10 * (int64_t)MIB)
 #define HASHED_BYTES (64 * (int64_t)MIB) /* larger raw uploads are hashed when asked only */
 #define RECEIVE_BUFFER (256 * KIB)
-#define SEND_PIECE (192 * KIB)    /* of file bytes; a multiple of 3 */
-#define VIRTUAL_FILE (16 * MIB)   /* of a file whose size the kernel does not tell */
+#define SEND_PIECE (192 * KIB)  /* of file bytes; a multiple of 3 */
+#define VIRTUAL_FILE (16 * MIB) /* of a file whose size the kernel does not tell */
 
-/* === uploads ======================================================================================== */
+/* === uploads
+ * ======================================================================================== */
 
 struct receiver {
     struct req *req;
@@ -101,7 +102,8 @@ static void receiver_done(struct receiver *r)
     }
     json_t *answer = json_pack("{s:o, s:I}", "path", json_text(r->result.path), "bytes",
                                (json_int_t)r->result.bytes);
-    if (r->result.sha256[0] && json_object_set_new(answer, "sha256", json_string(r->result.sha256)) < 0) {
+    if (r->result.sha256[0] &&
+        json_object_set_new(answer, "sha256", json_string(r->result.sha256)) < 0) {
         json_decref(answer);
         answer = NULL;
     }
@@ -117,7 +119,8 @@ static void receiver_done(struct receiver *r)
 /* What the loop finds wrong while a worker may be using r->err is written down by these, later. */
 static void too_large(struct receiver *r)
 {
-    abx_fail(&r->err, E_TOO_LARGE, 0, "Request body too large; limit is %lld", (long long)r->body_max);
+    abx_fail(&r->err, E_TOO_LARGE, 0, "Request body too large; limit is %lld",
+             (long long)r->body_max);
     r->limit = r->body_max;
     r->failed = true;
 }
@@ -229,7 +232,8 @@ bool type_is(const char *header, const char *type)
     size_t n = strlen(type);
     while (*header == ' ' || *header == '\t')
         header++;
-    return strncasecmp(header, type, n) == 0 && (header[n] == '\0' || header[n] == ';' || header[n] == ' ');
+    return strncasecmp(header, type, n) == 0 &&
+           (header[n] == '\0' || header[n] == ';' || header[n] == ' ');
 }
 
 int64_t upload_limit(const struct rule *rule)
@@ -242,7 +246,8 @@ int64_t upload_limit(const struct rule *rule)
     return rule_limit(rule, LIMIT_max_bytes, fallback);
 }
 
-int files_receive(struct req *req, enum receive_form form, enum receive_use use, struct abx_error *err)
+int files_receive(struct req *req, enum receive_form form, enum receive_use use,
+                  struct abx_error *err)
 {
     bool raw = form == RECEIVE_RAW;
     const struct rule *rule = req_rule(req);
@@ -266,12 +271,13 @@ int files_receive(struct req *req, enum receive_form form, enum receive_use use,
         return -1;
     int64_t length = req_body_length(req), most = raw ? opt.max_bytes : body_max;
     if (length > most) {
-        abx_fail(err, E_TOO_LARGE, 0, "Request body too large (%lld bytes); limit is %lld", (long long)length,
-                 (long long)most);
+        abx_fail(err, E_TOO_LARGE, 0, "Request body too large (%lld bytes); limit is %lld",
+                 (long long)length, (long long)most);
         resp_error(req_resp(req), err, json_pack("{s:I}", "limit", (json_int_t)most));
         return 0;
     }
-    opt.no_hash = use == RECEIVE_ARCHIVE || (raw && length > HASHED_BYTES && !req_query_bool(req, "sha256"));
+    opt.no_hash =
+        use == RECEIVE_ARCHIVE || (raw && length > HASHED_BYTES && !req_query_bool(req, "sha256"));
     struct receiver *r = calloc(1, sizeof *r);
     struct upload *u = r ? upload_new(&opt) : NULL;
     if (!u) {
@@ -298,11 +304,13 @@ int route_files_upload_stream(struct req *req, struct resp *resp, struct abx_err
 
 int route_files_upload(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    bool raw = req_query_raw(req, "path", NULL) || type_is(req_content_type(req), "application/octet-stream");
+    bool raw = req_query_raw(req, "path", NULL) ||
+               type_is(req_content_type(req), "application/octet-stream");
     return files_receive(req, raw ? RECEIVE_RAW : RECEIVE_JSON, RECEIVE_TEXT_OR_BASE64, err);
 }
 
-/* === base64 answers ================================================================================== */
+/* === base64 answers
+ * ================================================================================== */
 
 /* Reads until `want` bytes or the end. */
 static ssize_t read_up_to(int fd, uint8_t *into, size_t want)
@@ -354,7 +362,8 @@ int base64_text(int fd, int64_t size, const char *mid, struct buf *out, struct a
         if (len < cap || size > 0)
             break;
         if (cap >= VIRTUAL_FILE)
-            return abx_fail(err, E_TOO_LARGE, 0, "File too large; limit is %d bytes where no size is told",
+            return abx_fail(err, E_TOO_LARGE, 0,
+                            "File too large; limit is %d bytes where no size is told",
                             VIRTUAL_FILE);
         uint8_t *grown = realloc(data, cap * 2);
         if (!grown)
@@ -380,7 +389,7 @@ struct sender {
     const char *mid;
     struct sha256_ctx hash;
     uint8_t *data;
-    struct buf piece;   /* made, not yet given to the stream */
+    struct buf piece; /* made, not yet given to the stream */
     bool busy, ready, gone, broken, text_over;
 };
 
@@ -472,10 +481,7 @@ static void piece_made(void *data)
         send_ready(s);
 }
 
-static void sender_drain(void *owner)
-{
-    send_ready(owner);
-}
+static void sender_drain(void *owner) { send_ready(owner); }
 
 static void sender_gone(void *owner)
 {
@@ -500,9 +506,14 @@ void send_base64(struct req *req, int *fd, int64_t size, struct buf *head, const
     }
     char digits[24];
     int n = snprintf(digits, sizeof digits, "%lld", (long long)size);
-    int64_t total = (int64_t)head->len + (size + 2) / 3 * 4 + (int64_t)strlen("\", \"bytes\": }") + (int64_t)strlen(mid) +
-                    n + (int64_t)HASH_FIELD;
-    *s = (struct sender){.req = req_ref(req), .fd = take_fd(fd), .size = size, .left = total, .mid = mid, .data = data};
+    int64_t total = (int64_t)head->len + (size + 2) / 3 * 4 + (int64_t)strlen("\", \"bytes\": }") +
+                    (int64_t)strlen(mid) + n + (int64_t)HASH_FIELD;
+    *s = (struct sender){.req = req_ref(req),
+                         .fd = take_fd(fd),
+                         .size = size,
+                         .left = total,
+                         .mid = mid,
+                         .data = data};
     sha256_init(&s->hash);
     s->piece = *head;
     *head = (struct buf)BUF_INIT;
@@ -513,7 +524,8 @@ void send_base64(struct req *req, int *fd, int64_t size, struct buf *head, const
         send_ready(s);
 }
 
-/* === downloads ======================================================================================= */
+/* === downloads
+ * ======================================================================================= */
 
 bool wants_raw(const struct req *req, const char *also)
 {
@@ -536,7 +548,8 @@ static int add_disposition(struct resp *resp, const char *name, struct abx_error
     buf_adds(&text, "\"; filename*=UTF-8''");
     for (const char *p = name; *p; p++) {
         unsigned char c = (unsigned char)*p;
-        if ((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || strchr("!#$&+-.^_`|~", c))
+        if ((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
+            strchr("!#$&+-.^_`|~", c))
             buf_addc(&text, *p);
         else
             buf_addf(&text, "%%%02X", c);
@@ -571,7 +584,8 @@ static int answer_raw(struct download *d, const struct stat *st, const char *nam
             char *at = buf_reserve(&text, 4096);
             ssize_t n = at ? read_up_to(d->fd, (uint8_t *)at, 4096) : -1;
             if (n < 0)
-                return at ? abx_fail_os(err, errno, name) : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
+                return at ? abx_fail_os(err, errno, name)
+                          : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
             text.len += (size_t)n;
             if (n < 4096)
                 break;
@@ -580,17 +594,22 @@ static int answer_raw(struct download *d, const struct stat *st, const char *nam
         }
         if (add_disposition(resp, name, err) < 0)
             return -1;
-        return resp_bytes(resp, "application/octet-stream", text.data ? text.data : "", text.len, err);
+        return resp_bytes(resp, "application/octet-stream", text.data ? text.data : "", text.len,
+                          err);
     }
     char tag[80], text[96], date[40];
     snprintf(tag, sizeof tag, "\"%llx-%llx-%llx-%lx\"", (unsigned long long)st->st_ino,
-             (unsigned long long)st->st_size, (unsigned long long)st->st_mtim.tv_sec, st->st_mtim.tv_nsec);
+             (unsigned long long)st->st_size, (unsigned long long)st->st_mtim.tv_sec,
+             st->st_mtim.tv_nsec);
     struct tm tm;
     time_t changed = st->st_mtim.tv_sec;
-    if (!gmtime_r(&changed, &tm) || strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm) == 0)
+    if (!gmtime_r(&changed, &tm) ||
+        strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm) == 0)
         date[0] = '\0';
-    if (resp_header(resp, "ETag", tag, err) < 0 || resp_header(resp, "Accept-Ranges", "bytes", err) < 0 ||
-        (date[0] && resp_header(resp, "Last-Modified", date, err) < 0) || add_disposition(resp, name, err) < 0)
+    if (resp_header(resp, "ETag", tag, err) < 0 ||
+        resp_header(resp, "Accept-Ranges", "bytes", err) < 0 ||
+        (date[0] && resp_header(resp, "Last-Modified", date, err) < 0) ||
+        add_disposition(resp, name, err) < 0)
         return -1;
     if (names_tag(req_header(req, "if-none-match"), tag)) {
         resp_status(resp, 304);
@@ -609,11 +628,11 @@ static int answer_raw(struct download *d, const struct stat *st, const char *nam
         return resp_error(resp, err, json_pack("{s:I}", "size", (json_int_t)st->st_size));
     }
     if (len > most)
-        return abx_fail(err, E_TOO_LARGE, 0, "File too large (%lld bytes); limit is %lld", (long long)len,
-                        (long long)most);
+        return abx_fail(err, E_TOO_LARGE, 0, "File too large (%lld bytes); limit is %lld",
+                        (long long)len, (long long)most);
     if (kind == RANGE_PART) {
-        snprintf(text, sizeof text, "bytes %lld-%lld/%lld", (long long)from, (long long)(from + len - 1),
-                 (long long)st->st_size);
+        snprintf(text, sizeof text, "bytes %lld-%lld/%lld", (long long)from,
+                 (long long)(from + len - 1), (long long)st->st_size);
         if (resp_header(resp, "Content-Range", text, err) < 0)
             return -1;
         resp_status(resp, 206);
@@ -631,7 +650,8 @@ static int run_download(struct file_op *op, struct abx_error *err)
     struct guard_path gp;
     if (query_path(req, &path, &len, err) < 0)
         return -1;
-    if (guard_open(req_guard(req), path, len, OP_READ, O_RDONLY | O_NONBLOCK, 0, req_arena(req), &gp, &d->fd, err) < 0) {
+    if (guard_open(req_guard(req), path, len, OP_READ, O_RDONLY | O_NONBLOCK, 0, req_arena(req),
+                   &gp, &d->fd, err) < 0) {
         if (err->kind == E_OS && err->sys == ENXIO) /* a socket */
             return abx_fail(err, E_FILE_NOT_FOUND, ENXIO, "Not a regular file: %s", path);
         return files_lookup_error(err);
@@ -646,8 +666,8 @@ static int run_download(struct file_op *op, struct abx_error *err)
     if (d->raw)
         return answer_raw(d, &st, name, most, err);
     if (st.st_size > most)
-        return abx_fail(err, E_TOO_LARGE, 0, "File too large (%lld bytes); limit is %lld", (long long)st.st_size,
-                        (long long)most);
+        return abx_fail(err, E_TOO_LARGE, 0, "File too large (%lld bytes); limit is %lld",
+                        (long long)st.st_size, (long long)most);
     buf_addc(&d->head, '{');
     name_field(&d->head, "path", gp.resolved, strlen(gp.resolved));
     buf_adds(&d->head, ", \"content_base64\": \"");
@@ -658,7 +678,8 @@ static int run_download(struct file_op *op, struct abx_error *err)
         return -1;
     size_t n;
     char *text = buf_take(&d->head, &n);
-    return text ? resp_json_text(op->resp, text, n) : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
+    return text ? resp_json_text(op->resp, text, n)
+                : abx_fail(err, E_NO_MEMORY, 0, "out of memory");
 }
 
 static void download_on_worker(void *data)
@@ -672,7 +693,8 @@ static void download_done(void *data)
     struct download *d = data;
     struct req *req = d->op.req;
     if (d->op.rc < 0 && d->op.err.kind == E_TOO_LARGE)
-        fail_with_limit(req, &d->op.err, rule_limit(req_rule(req), LIMIT_max_bytes, DOWNLOAD_BYTES));
+        fail_with_limit(req, &d->op.err,
+                        rule_limit(req_rule(req), LIMIT_max_bytes, DOWNLOAD_BYTES));
     else if (d->op.rc < 0)
         req_fail(req, &d->op.err);
     else if (!d->raw && d->head.data)

@@ -1,9 +1,10 @@
 /* GET /files/watch: changes of a directory as events.
  *
- * The loop waits for the inotify descriptor; a worker reads it and writes the events' text. After the first event
- * of a burst a short while passes, so that "created" and the writing that follows are one change; after each
- * delivery the client's interval passes. A client that does not read stops the reading, and the kernel's
- * queue makes up for it until it overflows: then everything is compared again. */
+ * The loop waits for the inotify descriptor; a worker reads it and writes the events' text. After
+ * the first event of a burst a short while passes, so that "created" and the writing that follows
+ * are one change; after each delivery the client's interval passes. A client that does not read
+ * stops the reading, and the kernel's queue makes up for it until it overflows: then everything is
+ * compared again. */
 
 #include "routes/files_internal.h"
 #include "routes/table.h"
@@ -33,10 +34,7 @@ struct watcher {
     struct buf out;
 };
 
-static void free_watch(void *data)
-{
-    watch_free(data);
-}
+static void free_watch(void *data) { watch_free(data); }
 
 static void watcher_free(struct watcher *w)
 {
@@ -185,8 +183,8 @@ static void opened(void *data)
 }
 
 /* A number of seconds within [min, max]; anything else in the query is refused. */
-static int seconds_query(const struct req *req, const char *name, double fallback, double min, double max,
-                         double *ret, struct abx_error *err)
+static int seconds_query(const struct req *req, const char *name, double fallback, double min,
+                         double max, double *ret, struct abx_error *err)
 {
     const char *text = req_query(req, name, NULL);
     *ret = fallback;
@@ -201,7 +199,8 @@ static int seconds_query(const struct req *req, const char *name, double fallbac
 
 int route_files_watch(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    double interval, timeout, most = rule_seconds(req_rule(req), LIMIT_max_duration_seconds, TIMEOUT);
+    double interval, timeout,
+        most = rule_seconds(req_rule(req), LIMIT_max_duration_seconds, TIMEOUT);
     const char *path;
     size_t len;
     if (query_path(req, &path, &len, err) < 0 ||

@@ -13,10 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static bool never(void *data)
-{
-    return false;
-}
+static bool never(void *data) { return false; }
 
 static unsigned entries(const char *path)
 {
@@ -41,8 +38,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     assert(fd >= 0 && write(fd, data, size) == (ssize_t)size);
     struct arena arena;
     arena_init(&arena);
-    struct extract_order order = {
-        .guard = g, .path = "x/y", .path_len = 3, .max_files = 100, .max_bytes = 1 << 20, .cancelled = never};
+    struct extract_order order = {.guard = g,
+                                  .path = "x/y",
+                                  .path_len = 3,
+                                  .max_files = 100,
+                                  .max_bytes = 1 << 20,
+                                  .cancelled = never};
     struct extract_result result;
     struct abx_error err;
     if (abx_archive_extract(&order, fd, &arena, &result, &err) == 0)

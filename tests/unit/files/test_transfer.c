@@ -41,7 +41,8 @@ static void place_done(struct place *p)
     guard_free(p->g);
 }
 
-static int upload(const struct upload_options *opt, const char *text, size_t step, struct abx_error *err)
+static int upload(const struct upload_options *opt, const char *text, size_t step,
+                  struct abx_error *err)
 {
     struct upload *u = upload_new(opt);
     struct upload_result result;
@@ -63,18 +64,24 @@ START_TEST(refused_upload_leaves_nothing_and_the_old_file_whole)
     struct upload_options opt = {.guard = p.g, .max_bytes = 10, .max_other = 1000};
     struct abx_error err;
     static const char *const bad[] = {
-        "{\"path\": \"a\", \"content_base64\": \"eA\"}",         "{\"path\": \"a\", \"content_base64\": \"eA==eA==\"}",
-        "{\"path\": \"a\", \"content_base64\": \"e A=\"}",       "{\"path\": \"a\", \"content_base64\": 5}",
-        "{\"path\": \"a\", \"content_base64\": \"eA==\"",        "{\"path\": \"a\"}",
-        "{\"content_base64\": \"eA==\"}",                        "{\"path\": \"\", \"content_base64\": \"eA==\"}",
+        "{\"path\": \"a\", \"content_base64\": \"eA\"}",
+        "{\"path\": \"a\", \"content_base64\": \"eA==eA==\"}",
+        "{\"path\": \"a\", \"content_base64\": \"e A=\"}",
+        "{\"path\": \"a\", \"content_base64\": 5}",
+        "{\"path\": \"a\", \"content_base64\": \"eA==\"",
+        "{\"path\": \"a\"}",
+        "{\"content_base64\": \"eA==\"}",
+        "{\"path\": \"\", \"content_base64\": \"eA==\"}",
         "{\"path\": \"a\", \"path\": \"b\", \"content_base64\": \"eA==\"}",
-        "{\"path\": \"p\", \"content_base64\": \"eA==\"}",       "[]",
+        "{\"path\": \"p\", \"content_base64\": \"eA==\"}",
+        "[]",
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         ck_assert_int_lt(upload(&opt, bad[i], 3, &err), 0);
         ck_assert_int_eq(err.status, 400);
     }
-    ck_assert_int_lt(upload(&opt, "{\"path\": \"a\", \"content_base64\": \"eHh4eHh4eHh4eHh4\"}", 7, &err), 0);
+    ck_assert_int_lt(
+        upload(&opt, "{\"path\": \"a\", \"content_base64\": \"eHh4eHh4eHh4eHh4\"}", 7, &err), 0);
     ck_assert_int_eq(err.kind, E_TOO_LARGE);
     ck_assert_int_lt(upload(&opt, "{\"path\": \"d\", \"content_base64\": \"eA==\"}", 7, &err), 0);
     ck_assert_str_eq(err.type, "IsADirectoryError");
@@ -92,16 +99,20 @@ START_TEST(upload_replaces_in_one_step_and_keeps_the_mode)
     run("cd %s && printf old > a && chmod 751 a && ln -s a l", p.root);
     struct upload_options opt = {.guard = p.g, .max_bytes = 100, .max_other = 1000, .fsync = true};
     ck_assert_int_eq(upload(&opt, "{\"path\": \"l\", \"content_base64\": \"bmV3\"}", 1, NULL), 0);
-    ck_assert_int_eq(upload(&opt, "{\"content_base64\": \"bGF0ZQ\\u003d\\u003d\", \"path\": \"n/m\"}", 5, NULL), 0);
+    ck_assert_int_eq(
+        upload(&opt, "{\"content_base64\": \"bGF0ZQ\\u003d\\u003d\", \"path\": \"n/m\"}", 5, NULL),
+        0);
     ck_assert_int_eq(upload(&opt, "{\"path\": \"e\", \"content_base64\": \"\"}", 50, NULL), 0);
-    run("cd %s && test -L l && grep -qx new a && test \"$(stat -c %%a a)\" = 751 && grep -qx late n/m && "
+    run("cd %s && test -L l && grep -qx new a && test \"$(stat -c %%a a)\" = 751 && grep -qx late "
+        "n/m && "
         "test -f e && test ! -s e && test $(ls -A | wc -l) = 4",
         p.root);
     opt.no_overwrite = true;
     struct abx_error err;
     ck_assert_int_lt(upload(&opt, "{\"path\": \"a\", \"content_base64\": \"eA==\"}", 50, &err), 0);
     ck_assert_int_eq(err.status, 409);
-    ck_assert_int_eq(upload(&opt, "{\"path\": \"fresh\", \"content_base64\": \"eA==\"}", 50, &err), 0);
+    ck_assert_int_eq(upload(&opt, "{\"path\": \"fresh\", \"content_base64\": \"eA==\"}", 50, &err),
+                     0);
     place_done(&p);
 }
 END_TEST
