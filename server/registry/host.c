@@ -885,7 +885,8 @@ static void on_exited(void *owner, struct child *child, int status)
             fail_waiting(h, err.message);
         }
     } else if (was_ready && !h->stopping) {
-        end_error(p, in_flight ? "calls" : "no call", &err, fields);
+        const char *one = !list_empty(&p->calls) ? list_entry(p->calls.next, struct host_call, link)->name : "no call";
+        end_error(p, one, &err, fields);
         log_error("commands %s: %s; it is started again", h->label, err.message);
     }
     if (was_current || was_loading)

@@ -254,15 +254,7 @@ void files_unpack(struct req *req, struct upload *upload)
 
 int route_files_extract(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    static const char *const types[] = {"application/octet-stream",
-                                        "application/gzip",
-                                        "application/x-gzip",
-                                        "application/zip",
-                                        "application/x-zip-compressed",
-                                        "application/x-tar",
-                                        "application/x-gtar"};
-    bool raw = false;
-    for (size_t i = 0; i < ARRAY_LEN(types); i++)
-        raw = raw || type_is(req_content_type(req), types[i]);
+    /* curl calls any body a form: with ?path= all that does not say that it is JSON is the archive itself. */
+    bool raw = req_query_raw(req, "path", NULL) && !type_is(req_content_type(req), "application/json");
     return files_receive(req, raw ? RECEIVE_RAW : RECEIVE_JSON, RECEIVE_ARCHIVE, err);
 }

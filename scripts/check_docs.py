@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Holds README.md and docs/ against the sources: what one says, the other has.
+
+    scripts/check_docs.py        prints one line per difference; exit status 1 when there is one
+
+- every endpoint of server/routes/routes.def is in the docs as `METHOD /path` (a WebSocket by its path), and every
+  `METHOD /path` and every curl example of the docs is an endpoint
+- every environment variable that the server reads is in the docs, and every ABX_ variable of the docs is read
+- every error code (server/base/errors.def), limit and parameter of a policy (server/policy/knobs.def) and option of
+  the subcommands is in the docs
+- every relative link leads to a file
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Any program reads these, and none of them means something of ours.
+COMMON_ENV = {"HOME", "PATH", "TERM"}
+# Read for the libraries and programs that we bring along, not settings of ours.
+FOREIGN_ENV = {"LD_LIBRARY_PATH", "UV_THREADPOOL_SIZE"}
+# Endpoints that the examples of docs/ make themselves.
+EXAMPLE_PATHS = ("/items/", "/ticks", "/notes", "/search")
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    return {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8")
+            for p in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+
+
+def sources() -> str:
+    return "\n".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / "server").rglob("*.[ch]")))
+
+
+def routes() -> list[tuple[str, str, str]]:
+    """(id, method, path) of every built-in endpoint."""
+    return re.findall(r'^ROUTE\((\w+), (\w+), "([^"]+)"', read("server/routes/routes.def"), re.M)
+
+
+def shape(path: str) -> str:
+    """A path with its parameters' names taken out: docs may call them as they like."""
+    return re.sub(r"\{[^}]*\}", "{}", path)
+
+
+def said_paths(text: str) -> set[tuple[str, str]]:
+    found = re.findall(r"\b(GET|POST|PUT|PATCH|DELETE)\s+(/[A-Za-z0-9_{}/.*:-]*)", text)
+    return {(method, shape(path.rstrip(".:"))) for method, path in found}
+
+
+def check_endpoints(docs: dict[str, str]) -> list[str]:
+    text = "\n".join(docs.values())
+    said, known = said_paths(text), {(m, shape(p)) for _, m, p in routes()}
+    wrong = []
+    for name, method, path in routes():
+        if method == "WS":
+            if not re.search(r"WebSocket.*`" + re.escape(path) + r"[`?]|`(GET )?" + re.escape(path) + r"[`?].*WebSocket", text):
+                wrong.append(f"routes.def: WebSocket {path} ({name}) is not in the docs")
+        elif (method, shape(path)) not in said:
+            wrong.append(f"routes.def: {method} {path} ({name}) is not in the docs")
+    known |= {("GET", shape(p)) for _, m, p in routes() if m == "WS"}
+    for page, body in docs.items():
+        for method, path in sorted(said_paths(body)):
+            if (method, path) not in known and not path.startswith(EXAMPLE_PATHS) and path != "/path":
+                wrong.append(f"{page}: {method} {path} is no endpoint")
+        patterns = [re.compile(re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(p)) + "$") for _, _, p in routes()]
+        for path in re.findall(r"(?:localhost|127\.0\.0\.1):900[01](/[^\s'\"?`)#]*)", body):
+            if not any(p.match(path) for p in patterns) and not path.startswith(EXAMPLE_PATHS):
+                wrong.append(f"{page}: {path} in an example is no endpoint")
+    return wrong
+
+
+def check_environment(docs: dict[str, str]) -> list[str]:
+    text, code = "\n".join(docs.values()), sources()
+    read_names = set(re.findall(r'\bgetenv\("([A-Z0-9_]+)"\)', code)) | set(re.findall(r'"(ABX_[A-Z0-9_]*[A-Z0-9])"', code))
+    read_names |= set(re.findall(r'\benv_get\([^;]*?, "([A-Z0-9_]+)"\)', code))
+    said = set(re.findall(r"\bABX_(?:SERVER|AGENTS|BROWSER|CODE_CONTEXT|COMMAND|MAX|MODULE|PTY|STATE)_[A-Z_]*[A-Z]\b", text))
+    wrong = [f"server/: the environment variable {name} is not in the docs"
+             for name in sorted(read_names - COMMON_ENV - FOREIGN_ENV) if not re.search(rf"\b{name}\b", text)]
+    wrong += [f"docs: {name} is read by nothing" for name in sorted(said) if f'"{name}"' not in code]
+    return wrong
+
+
+def check_names(docs: dict[str, str]) -> list[str]:
+    text = "\n".join(docs.values())
+    wrong = []
+    for code in re.findall(r'^ERROR\(\w+, \d+, "\w+", "(\w+)"\)', read("server/base/errors.def"), re.M):
+        if f"`{code}`" not in text:
+            wrong.append(f"errors.def: the code {code} is not in the docs")
+    policy = docs["docs/policy.md"]
+    for kind, name in re.findall(r"^(LIMIT|PARAM)\((\w+),", read("server/policy/knobs.def"), re.M):
+        if f"`{name}`" not in policy:
+            wrong.append(f"knobs.def: {kind.lower()} {name} is not in docs/policy.md")
+    for file in sorted((ROOT / "server/cli").glob("*.c")):
+        for option in re.findall(r'\{"([a-z-]+)", (?:no|required)_argument', file.read_text(encoding="utf-8")):
+            if option != "help" and f"--{option}" not in text:
+                wrong.append(f"{file.relative_to(ROOT)}: the option --{option} is not in the docs")
+    return wrong
+
+
+def check_links(docs: dict[str, str]) -> list[str]:
+    wrong = []
+    for page, body in docs.items():
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", body):
+            if "://" not in target and not (ROOT / page).parent.joinpath(target).exists():
+                wrong.append(f"{page}: the link to {target} leads nowhere")
+    return wrong
+
+
+def check() -> list[str]:
+    docs = pages()
+    return [line for one in (check_endpoints, check_environment, check_names, check_links) for line in one(docs)]
+
+
+if __name__ == "__main__":
+    differences = check()
+    print("\n".join(differences) or "docs and sources agree")
+    sys.exit(1 if differences else 0)
