@@ -11,7 +11,7 @@ all: build
 
 $(BUILD)/build.ninja:
 	scripts/setup.sh build
-	meson setup $(BUILD)
+	meson setup $(BUILD) -Dtests=false
 
 build: $(BUILD)/build.ninja
 	ninja -C $(BUILD)
@@ -28,8 +28,12 @@ test:
 bench: build
 	tests/bench/run.sh
 
+dist:
+	scripts/setup.sh dist
+	scripts/dist.sh
+
 install: build
 	meson install -C $(BUILD)
 
 clean:
-	rm -rf build build-asan build-tsan dist
+	rm -rf build build-asan build-tsan build-dist build-image dist

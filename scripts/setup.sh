@@ -1,15 +1,18 @@
 #!/bin/sh
-# Makes sure that what a build (or, with "test", also the tests) needs is installed, and says what it installs.
-#   scripts/setup.sh build | test
+# Makes sure that what a build needs (with "test" also the tests, with "dist" also the packages) is installed, and says
+# what it installs.
+#   scripts/setup.sh build | test | dist
 # Debian 12 and its like: by apt, as root or with sudo. Elsewhere: tells what is missing and stops.
 set -eu
 
 build="gcc libc6-dev meson ninja-build pkg-config libuv1-dev libjansson-dev nettle-dev libyaml-dev zlib1g-dev
-libwslay-dev node-llhttp libgit2-dev libarchive-dev libsqlite3-dev libcurl4-openssl-dev"
+libwslay-dev node-llhttp python3 libgit2-dev libarchive-dev libsqlite3-dev libcurl4-openssl-dev"
 tests="check python3 python3-venv git procps curl chromium nodejs npm"
+dist="binutils" # readelf, for the Debian package
 
 want=$build
 [ "${1:-build}" = test ] && want="$build $tests"
+[ "${1:-build}" = dist ] && want="$build $dist"
 
 if ! command -v apt-get >/dev/null 2>&1 || ! command -v dpkg-query >/dev/null 2>&1; then
     missing=""
