@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int ag_fail(struct ag_error *e, int status, const char *code, const char *param, const char *fmt, ...)
+int ag_fail(struct ag_error *e, int status, const char *code, const char *param, const char *fmt,
+            ...)
 {
     e->status = status;
     snprintf(e->code, sizeof(e->code), "%s", code);
@@ -31,14 +32,17 @@ int ag_fail(struct ag_error *e, int status, const char *code, const char *param,
 
 int ag_store_fail(struct ag_error *e, const struct abx_error *err)
 {
-    return ag_fail(e, err->status >= 500 ? err->status : 500, "server_error", NULL, "%s", err->message);
+    return ag_fail(e, err->status >= 500 ? err->status : 500, "server_error", NULL, "%s",
+                   err->message);
 }
 
 int ag_refuse_adapter(struct ag_error *e, const char *name, bool declared)
 {
     ag_fail(e, 404, "agents.not_implemented_locally", "adapter",
-            declared ? "adapter '%.100s' is declared but has no local backend; GET /v1/agents/runtimes reports what has"
-                     : "adapter '%.100s' is not a declared runtime; GET /v1/agents/runtimes lists them",
+            declared
+                ? "adapter '%.100s' is declared but has no local backend; GET /v1/agents/runtimes "
+                  "reports what has"
+                : "adapter '%.100s' is not a declared runtime; GET /v1/agents/runtimes lists them",
             name);
     e->refused = true;
     return -1;
@@ -51,7 +55,8 @@ void agents_new_id(const char *prefix, char out[AG_ID_MAX])
     crypto_random_hex(out + n, 24);
 }
 
-/* --- settings ------------------------------------------------------------------------------------ */
+/* --- settings ------------------------------------------------------------------------------------
+ */
 
 static const char *setting(const struct env_map *env, const char *name)
 {
@@ -72,10 +77,7 @@ static bool on(const struct env_map *env, const char *name)
     return v && strcmp(v, "1") == 0;
 }
 
-static char *copy(const char *s)
-{
-    return s ? strdup(s) : NULL;
-}
+static char *copy(const char *s) { return s ? strdup(s) : NULL; }
 
 static char *configured_default(const struct env_map *env)
 {
@@ -120,7 +122,8 @@ static void read_settings(struct ag_settings *s, const struct env_map *env)
     s->qwen_version = copy(v ? v : "latest");
 }
 
-/* --- opening --------------------------------------------------------------------------------------- */
+/* --- opening
+ * --------------------------------------------------------------------------------------- */
 
 static int make_dirs(const char *path, struct abx_error *err)
 {
@@ -171,11 +174,12 @@ static int recover(struct store *st, struct abx_error *err)
     if (store_begin(st, err) < 0)
         return -1;
     autojson json_t *lost = json_array();
-    sqlite3_stmt *q = store_stmt(st,
-                                 "SELECT t.id, t.created, t.started, s.id, s.rid, s.agent_id, s.hidden, s.created, s.cfg,"
-                                 " s.usage FROM turns t JOIN sessions s ON s.rid = t.session"
-                                 " WHERE t.status IN ('queued', 'in_progress') ORDER BY t.rid",
-                                 "");
+    sqlite3_stmt *q = store_stmt(
+        st,
+        "SELECT t.id, t.created, t.started, s.id, s.rid, s.agent_id, s.hidden, s.created, s.cfg,"
+        " s.usage FROM turns t JOIN sessions s ON s.rid = t.session"
+        " WHERE t.status IN ('queued', 'in_progress') ORDER BY t.rid",
+        "");
     if (!q)
         return abx_fail(err, E_OS, 0, "agents' state can't be read");
     int64_t session = -1;
@@ -183,17 +187,21 @@ static int recover(struct store *st, struct abx_error *err)
         if (sqlite3_column_int(q, 6))
             continue;
         autojson json_t *none = json_null();
-        json_t *turn = turn_doc(store_text(q, 0), store_text(q, 5), store_text(q, 3), "failed", sqlite3_column_double(q, 1),
-                                sqlite3_column_double(q, 2), now, error, none);
-        json_array_append_new(lost, json_pack("{s:I, s:s, s:s, s:o}", "log", (json_int_t)sqlite3_column_int64(q, 4) * 2,
-                                              "session", store_text(q, 3), "id", store_text(q, 0), "turn", turn));
+        json_t *turn =
+            turn_doc(store_text(q, 0), store_text(q, 5), store_text(q, 3), "failed",
+                     sqlite3_column_double(q, 1), sqlite3_column_double(q, 2), now, error, none);
+        json_array_append_new(lost,
+                              json_pack("{s:I, s:s, s:s, s:o}", "log",
+                                        (json_int_t)sqlite3_column_int64(q, 4) * 2, "session",
+                                        store_text(q, 3), "id", store_text(q, 0), "turn", turn));
         session = sqlite3_column_int64(q, 4);
     }
     (void)session;
     sqlite3_reset(q);
     size_t i, n = json_array_size(lost);
     json_t *row;
-    json_array_foreach(lost, i, row) {
+    json_array_foreach(lost, i, row)
+    {
         int64_t log = json_integer_value(json_object_get(row, "log")), seq = 1;
         q = store_stmt(st, "SELECT coalesce(max(seq), 0) + 1 FROM events WHERE log = ?", "i", log);
         if (q && sqlite3_step(q) == SQLITE_ROW)
@@ -203,12 +211,13 @@ static int recover(struct store *st, struct abx_error *err)
         char event[40];
         snprintf(event, sizeof(event), "evt_%010lld", (long long)seq);
         autojson json_t *frame =
-            json_pack("{s:s, s:s, s:O, s:O, s:O}", "type", "agent.session.turn.failed", "event_id", event, "session_id",
-                      json_object_get(row, "session"), "turn_id", json_object_get(row, "id"), "turn",
-                      json_object_get(row, "turn"));
+            json_pack("{s:s, s:s, s:O, s:O, s:O}", "type", "agent.session.turn.failed", "event_id",
+                      event, "session_id", json_object_get(row, "session"), "turn_id",
+                      json_object_get(row, "id"), "turn", json_object_get(row, "turn"));
         autofree char *text = ag_compact(frame);
-        if (!text || store_exec(st, err, "INSERT INTO events(log, seq, sub, type, data) VALUES(?,?,0,?,?)", "iiss", log,
-                                seq, "agent.session.turn.failed", text) < 0)
+        if (!text ||
+            store_exec(st, err, "INSERT INTO events(log, seq, sub, type, data) VALUES(?,?,0,?,?)",
+                       "iiss", log, seq, "agent.session.turn.failed", text) < 0)
             return -1;
         json_t *next = json_array_get(lost, i + 1);
         if (i + 1 < n && json_integer_value(json_object_get(next, "log")) == log)
@@ -219,25 +228,31 @@ static int recover(struct store *st, struct abx_error *err)
             continue;
         autojson json_t *cfg = store_json(q, 2);
         struct ag_usage none = {0};
-        json_t *doc = session_doc(store_text(q, 0), sqlite3_column_double(q, 1), now, cfg, false, &none);
+        json_t *doc =
+            session_doc(store_text(q, 0), sqlite3_column_double(q, 1), now, cfg, false, &none);
         sqlite3_reset(q);
         snprintf(event, sizeof(event), "evt_%010lld", (long long)seq + 1);
-        autojson json_t *idle = json_pack("{s:s, s:s, s:o}", "type", "agent.session.idle", "event_id", event, "session", doc);
+        autojson json_t *idle = json_pack("{s:s, s:s, s:o}", "type", "agent.session.idle",
+                                          "event_id", event, "session", doc);
         autofree char *idle_text = ag_compact(idle);
-        if (idle_text && store_exec(st, err, "INSERT INTO events(log, seq, sub, type, data) VALUES(?,?,0,?,?)", "iiss",
-                                    log, seq + 1, "agent.session.idle", idle_text) < 0)
+        if (idle_text &&
+            store_exec(st, err, "INSERT INTO events(log, seq, sub, type, data) VALUES(?,?,0,?,?)",
+                       "iiss", log, seq + 1, "agent.session.idle", idle_text) < 0)
             return -1;
     }
     if (store_exec(st, err,
-                   "UPDATE turns SET status = 'failed', completed = ?, error = ? WHERE status IN ('queued', "
+                   "UPDATE turns SET status = 'failed', completed = ?, error = ? WHERE status IN "
+                   "('queued', "
                    "'in_progress')",
                    "dj", now, error) < 0 ||
         store_exec(st, err,
-                   "UPDATE items SET doc = json_set(doc, '$.status', CASE WHEN json_extract(doc, '$.type') IN ('message',"
+                   "UPDATE items SET doc = json_set(doc, '$.status', CASE WHEN json_extract(doc, "
+                   "'$.type') IN ('message',"
                    " 'reasoning') THEN 'incomplete' ELSE 'failed' END)"
                    " WHERE json_extract(doc, '$.status') = 'in_progress'",
                    "") < 0 ||
-        store_exec(st, err, "DELETE FROM responses WHERE session NOT IN (SELECT rid FROM sessions)", "") < 0)
+        store_exec(st, err, "DELETE FROM responses WHERE session NOT IN (SELECT rid FROM sessions)",
+                   "") < 0)
         return -1;
     return store_commit(st, err);
 }
@@ -254,7 +269,8 @@ int agents_open(const struct agents_deps *deps, struct agents **ret, struct abx_
     list_init(&ag->responses);
     read_settings(&ag->set, deps->env);
 
-    const char *dir = setting(deps->env, "ABX_AGENTS_STATE_DIR"), *home = setting(deps->env, "HOME");
+    const char *dir = setting(deps->env, "ABX_AGENTS_STATE_DIR"),
+               *home = setting(deps->env, "HOME");
     autobuf struct buf path = BUF_INIT;
     if (!ag->set.persist) {
         /* Artifacts and settings of turns need a place all the same; gone at the end. */
@@ -273,7 +289,8 @@ int agents_open(const struct agents_deps *deps, struct agents **ret, struct abx_
         goto fail;
     ag->set.state_dir = strdup(path.data);
     buf_adds(&path, "/agents.db");
-    if (!ag->set.state_dir || !buf_str(&path) || store_open(ag->set.persist ? path.data : NULL, &ag->store, err) < 0)
+    if (!ag->set.state_dir || !buf_str(&path) ||
+        store_open(ag->set.persist ? path.data : NULL, &ag->store, err) < 0)
         goto fail;
     sweep_run(ag->set.state_dir);
     store_lock(ag->store);
@@ -283,14 +300,16 @@ int agents_open(const struct agents_deps *deps, struct agents **ret, struct abx_
         goto fail;
 
     store_lock(ag->store);
-    sqlite3_stmt *q = store_stmt(ag->store,
-                                 "SELECT rid, id, owner, hidden, cfg, thread, usage, created, active,"
-                                 " (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE log = sessions.rid * 2)"
-                                 " FROM sessions ORDER BY rid",
-                                 "");
+    sqlite3_stmt *q =
+        store_stmt(ag->store,
+                   "SELECT rid, id, owner, hidden, cfg, thread, usage, created, active,"
+                   " (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE log = sessions.rid * 2)"
+                   " FROM sessions ORDER BY rid",
+                   "");
     while (q && sqlite3_step(q) == SQLITE_ROW) {
-        struct session *s = session_add(ag, store_text(q, 1), store_text(q, 2), sqlite3_column_int(q, 3) != 0,
-                                        sqlite3_column_int64(q, 0), store_json(q, 4), sqlite3_column_double(q, 7));
+        struct session *s =
+            session_add(ag, store_text(q, 1), store_text(q, 2), sqlite3_column_int(q, 3) != 0,
+                        sqlite3_column_int64(q, 0), store_json(q, 4), sqlite3_column_double(q, 7));
         if (!s)
             continue;
         s->active = sqlite3_column_double(q, 8);
@@ -304,7 +323,8 @@ int agents_open(const struct agents_deps *deps, struct agents **ret, struct abx_
     list_for_each(it, &ag->sessions)
     {
         struct session *s = list_entry(it, struct session, node);
-        q = store_stmt(ag->store, "SELECT usage FROM turns WHERE session = ? AND usage IS NOT NULL", "i", s->rid);
+        q = store_stmt(ag->store, "SELECT usage FROM turns WHERE session = ? AND usage IS NOT NULL",
+                       "i", s->rid);
         while (q && sqlite3_step(q) == SQLITE_ROW) {
             struct ag_usage u;
             autojson json_t *usage = store_json(q, 0);
@@ -325,7 +345,8 @@ fail:
 static void load_hooks(struct agents *ag)
 {
     store_lock(ag->store);
-    sqlite3_stmt *q = store_stmt(ag->store, "SELECT id, owner, doc FROM objects WHERE kind = 'webhook' ORDER BY rid", "");
+    sqlite3_stmt *q = store_stmt(
+        ag->store, "SELECT id, owner, doc FROM objects WHERE kind = 'webhook' ORDER BY rid", "");
     while (q && sqlite3_step(q) == SQLITE_ROW) {
         autojson json_t *doc = store_json(q, 2);
         hooks_set(ag->hooks, store_text(q, 0), store_text(q, 1), doc);
@@ -373,10 +394,19 @@ void agents_close(struct agents *ag)
     store_close(ag->store);
     if (!ag->set.persist && ag->set.state_dir)
         remove_tree(ag->set.state_dir);
+    bool busy = ag->n_running > 0 || !list_empty(&ag->responses);
+    list_for_each(it, &ag->sessions)
+    {
+        const struct session *s = list_entry(it, struct session, node);
+        busy = busy || s->pending || !list_empty(&s->turns);
+    }
+    if (busy) /* a worker may still look at it; the process ends */
+        return;
     list_for_each_safe(it, &ag->sessions)
     {
         struct session *s = list_entry(it, struct session, node);
         list_remove(&s->node);
+        evlog_discard(&s->log);
         json_decref(s->cfg);
         free(s->owner);
         free(s->thread);
@@ -390,7 +420,8 @@ void agents_close(struct agents *ag)
     free(ag);
 }
 
-/* --- workspaces and secrets --------------------------------------------------------------------------- */
+/* --- workspaces and secrets
+ * --------------------------------------------------------------------------- */
 
 char *agents_default_workspace(const struct agents *ag, const struct guard *g, const char *wanted)
 {
@@ -408,7 +439,8 @@ char *agents_default_workspace(const struct agents *ag, const struct guard *g, c
     return buf_take(&path, NULL);
 }
 
-json_t *agents_tools_with_secrets(struct agents *ag, const char *ref, const json_t *tools, bool *ret_lost)
+json_t *agents_tools_with_secrets(struct agents *ag, const char *ref, const json_t *tools,
+                                  bool *ret_lost)
 {
     *ret_lost = false;
     json_t *all = json_deep_copy(tools);
@@ -420,13 +452,16 @@ json_t *agents_tools_with_secrets(struct agents *ag, const char *ref, const json
         sqlite3_reset(q);
     size_t i;
     json_t *tool;
-    json_array_foreach(all, i, tool) {
+    json_array_foreach(all, i, tool)
+    {
         json_t *headers = json_object_get(json_object_get(tool, "transport"), "headers");
         const char *name;
         json_t *value;
-        json_object_foreach(headers, name, value) {
+        json_object_foreach(headers, name, value)
+        {
             json_t *real = json_object_get(
-                json_object_get(secrets, json_string_value(json_object_get(tool, "server_label"))), name);
+                json_object_get(secrets, json_string_value(json_object_get(tool, "server_label"))),
+                name);
             if (json_is_string(real))
                 json_object_set(headers, name, real);
             else
@@ -440,11 +475,13 @@ int agents_check_bindings(struct agents *ag, const json_t *tools, struct ag_erro
 {
     size_t i;
     json_t *tool;
-    json_array_foreach((json_t *)tools, i, tool) {
+    json_array_foreach((json_t *)tools, i, tool)
+    {
         const char *id = json_string_value(json_object_get(tool, "_credential"));
         if (!id)
             continue;
-        sqlite3_stmt *q = store_stmt(ag->store, "SELECT doc FROM mem.credentials WHERE id = ?", "s", id);
+        sqlite3_stmt *q =
+            store_stmt(ag->store, "SELECT doc FROM mem.credentials WHERE id = ?", "s", id);
         bool there = q && sqlite3_step(q) == SQLITE_ROW;
         autojson json_t *doc = there ? store_json(q, 0) : NULL;
         if (q)
@@ -454,8 +491,8 @@ int agents_check_bindings(struct agents *ag, const json_t *tools, struct ag_erro
                            "vault_ids: the credential of this session is no longer there");
         double expires = json_number_value(json_object_get(doc, "_expires"));
         if (expires > 0 && expires <= wall_seconds())
-            return ag_fail(e, 400, "agents.credential_expired", "vault_ids", "vault_ids: credential '%s' has expired",
-                           id);
+            return ag_fail(e, 400, "agents.credential_expired", "vault_ids",
+                           "vault_ids: credential '%s' has expired", id);
     }
     return 0;
 }
@@ -465,7 +502,8 @@ char *agents_token(struct agents *ag, const json_t *tool)
     const char *id = json_string_value(json_object_get(tool, "_credential"));
     if (!id)
         return NULL;
-    sqlite3_stmt *q = store_stmt(ag->store, "SELECT secret FROM mem.credentials WHERE id = ?", "s", id);
+    sqlite3_stmt *q =
+        store_stmt(ag->store, "SELECT secret FROM mem.credentials WHERE id = ?", "s", id);
     char *token = q && sqlite3_step(q) == SQLITE_ROW ? strdup(store_text(q, 0)) : NULL;
     if (q)
         sqlite3_reset(q);

@@ -1,9 +1,10 @@
 #pragma once
-/* Coding-agent CLIs as sessions: who may do what, what runs, what is kept. Knows no HTTP; routes/agents decodes,
- * calls this and encodes.
+/* Coding-agent CLIs as sessions: who may do what, what runs, what is kept. Knows no HTTP;
+ * routes/agents decodes, calls this and encodes.
  *
- * The loop owns sessions, turns, logs and webhook queues. Workers own nothing but the store while they hold its
- * lock; a request that writes does so on a worker first and tells the loop when it is on disk. */
+ * The loop owns sessions, turns, logs and webhook queues. Workers own nothing but the store while
+ * they hold its lock; a request that writes does so on a worker first and tells the loop when it is
+ * on disk. */
 
 #include "agents/adapters/adapter.h"
 #include "agents/redact.h"
@@ -19,10 +20,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define AG_ID_MAX 48          /* longest own id with NUL */
-#define AG_TEXT_MAX 262144    /* characters of one item's text */
-#define AG_MAX_WAITING 32     /* queued turns of a session */
-#define AG_MAX_STREAMS 32     /* readers of a session's events */
+#define AG_ID_MAX 48       /* longest own id with NUL */
+#define AG_TEXT_MAX 262144 /* characters of one item's text */
+#define AG_MAX_WAITING 32  /* queued turns of a session */
+#define AG_MAX_STREAMS 32  /* readers of a session's events */
 
 /* An agents error: what the client is told in the group's own envelope. status 0: none. */
 struct ag_error {
@@ -34,10 +35,11 @@ struct ag_error {
     bool refused; /* carries the label of section 3 */
 };
 /* Fills e; param NULL: null. Returns -1. */
-int ag_fail(struct ag_error *e, int status, const char *code, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 5, 6)));
+int ag_fail(struct ag_error *e, int status, const char *code, const char *param, const char *fmt,
+            ...) __attribute__((format(printf, 5, 6)));
 #define ag_invalid(e, param, ...) ag_fail(e, 400, "invalid_request", param, __VA_ARGS__)
-#define ag_unknown(e, param, what, id) ag_fail(e, 404, "resource_not_found", param, "%s '%.100s' not found", what, id)
+#define ag_unknown(e, param, what, id)                                                             \
+    ag_fail(e, 404, "resource_not_found", param, "%s '%.100s' not found", what, id)
 /* The store failed: 500 (507 when the disk is full). */
 int ag_store_fail(struct ag_error *e, const struct abx_error *err);
 int ag_refuse_adapter(struct ag_error *e, const char *name, bool declared);
@@ -47,8 +49,9 @@ int ag_refuse_adapter(struct ag_error *e, const char *name, bool declared);
 struct ag_settings {
     char *state_dir, *default_runtime, *responses_workspace;
     bool persist, traces, private_urls, webhook_http, install;
-    int64_t max_turns, max_vaults, max_file_bytes, max_artifact_bytes, max_sessions, max_responses, max_events,
-        max_state_bytes, max_output_bytes, turn_timeout_s, idle_timeout_s, session_age_s, webhook_backoff_ms;
+    int64_t max_turns, max_vaults, max_file_bytes, max_artifact_bytes, max_sessions, max_responses,
+        max_events, max_state_bytes, max_output_bytes, turn_timeout_s, idle_timeout_s,
+        session_age_s, webhook_backoff_ms;
     char *codex_version, *qwen_version;
 };
 
@@ -68,9 +71,10 @@ struct agents;
 struct evlog;
 
 struct evlog_ops {
-    /* One frame, in order. Return false to stop (the reader must then be closed by its owner, later or at once
-     * inside the call). */
-    bool (*frame)(void *owner, int64_t seq, int sub, const char *type, const char *data, size_t len);
+    /* One frame, in order. Return false to stop (the reader must then be closed by its owner, later
+     * or at once inside the call). */
+    bool (*frame)(void *owner, int64_t seq, int sub, const char *type, const char *data,
+                  size_t len);
     bool (*ready)(void *owner);              /* may more be given? evlog_resume continues */
     void (*gap)(void *owner, int64_t first); /* frames before `first` are no longer there */
     void (*ended)(void *owner);              /* the log is gone or complete; last call */
@@ -93,8 +97,12 @@ void evlog_init(struct evlog *l, struct agents *ag, int64_t id, int64_t next_seq
 void evlog_add(struct evlog *l, int sub, const char *type, const json_t *data);
 void evlog_complete(struct evlog *l); /* readers get what is left, then ended */
 void evlog_done(struct evlog *l);     /* ended at once for all */
-/* Frames after `after` (whole seq). The first calls come later, never from within. NULL: no memory. */
-struct evlog_reader *evlog_read(struct evlog *l, int64_t after, const struct evlog_ops *ops, void *owner);
+void evlog_discard(
+    struct evlog *l); /* at the end of the server: the memory, without a word to anybody */
+/* Frames after `after` (whole seq). The first calls come later, never from within. NULL: no memory.
+ */
+struct evlog_reader *evlog_read(struct evlog *l, int64_t after, const struct evlog_ops *ops,
+                                void *owner);
 void evlog_resume(struct evlog_reader *r);
 void evlog_close(struct evlog_reader *r);
 
@@ -109,8 +117,8 @@ struct session {
     char *owner;
     bool hidden; /* backs responses */
     int64_t rid;
-    json_t *cfg; /* as stored: agent, environment, metadata, vault_ids, runtime, cli_model, effort, instructions,
-                    tools, env_id, workspace, agent_id */
+    json_t *cfg;  /* as stored: agent, environment, metadata, vault_ids, runtime, cli_model, effort,
+                     instructions,  tools, env_id, workspace, agent_id */
     char *thread; /* the CLI's own id, or NULL */
     struct ag_usage usage, reported;
     double created, active;
@@ -120,7 +128,7 @@ struct session {
     int pending; /* submissions on their way through a worker */
     bool busy;   /* session.in_progress was said and idle not yet */
     bool dead;
-    int refs;    /* turns and deletions that still need the memory */
+    int refs; /* turns and deletions that still need the memory */
     void (*deleted)(void *data);
     void *deleted_data;
 };
@@ -133,12 +141,13 @@ json_t *session_json(const struct session *s);
 json_t *session_doc(const char *id, double created, double active, const json_t *cfg, bool busy,
                     const struct ag_usage *usage);
 /* A stored session becomes a live one. Takes cfg. NULL: no memory. */
-struct session *session_add(struct agents *ag, const char *id, const char *owner, bool hidden, int64_t rid,
-                            json_t *cfg, double now);
-/* Ends its turns, forgets it, deletes its rows and files; done (may be NULL) once that is on disk. */
+struct session *session_add(struct agents *ag, const char *id, const char *owner, bool hidden,
+                            int64_t rid, json_t *cfg, double now);
+/* Ends its turns, forgets it, deletes its rows and files; done (may be NULL) once that is on disk.
+ */
 void session_delete(struct session *s, void (*done)(void *data), void *data);
-/* Makes room for one more: old ones, then the longest idle; full: the state file is above its bound, so some of the
- * longest idle go whatever their number. */
+/* Makes room for one more: old ones, then the longest idle; full: the state file is above its
+ * bound, so some of the longest idle go whatever their number. */
 void session_evict(struct agents *ag, bool full);
 /* Is the state file above its bound? Lock held. */
 bool agents_full(struct agents *ag);
@@ -153,12 +162,12 @@ struct item {
     char id[AG_ID_MAX];
     enum item_type type;
     int index;
-    char *key;          /* the CLI's id, or NULL */
-    char *kind;         /* adapter's tag of a stream ("text:1"), or NULL */
-    struct buf text;    /* clean text as shown so far; output of a command */
-    struct buf raw;     /* as it came: compared with the final text */
+    char *key;       /* the CLI's id, or NULL */
+    char *kind;      /* adapter's tag of a stream ("text:1"), or NULL */
+    struct buf text; /* clean text as shown so far; output of a command */
+    struct buf raw;  /* as it came: compared with the final text */
     struct redact_stream stream;
-    size_t chars;       /* of text, cut at AG_TEXT_MAX */
+    size_t chars; /* of text, cut at AG_TEXT_MAX */
     bool cut;
     bool finished;      /* text is whole; its done frames wait (messages) */
     const char *status; /* in_progress, completed, failed, incomplete */
@@ -194,7 +203,7 @@ struct turn {
     char id[AG_ID_MAX];
     enum turn_state state;
     const char *status;
-    char *prompt;       /* as it came; freed once written */
+    char *prompt; /* as it came; freed once written */
     size_t prompt_len;
     char *instructions; /* of a response: before the prompt */
     json_t *tools;      /* of a response, else the session's */
@@ -213,8 +222,9 @@ struct turn *turn_new(struct session *s, const char *id, const char *prompt, siz
 void turn_free(struct turn *t);
 void turn_submit(struct turn *t);
 json_t *turn_json(const struct turn *t);
-json_t *turn_doc(const char *id, const char *agent_id, const char *session_id, const char *status, double created,
-                 double started, double completed, const json_t *error, const json_t *usage);
+json_t *turn_doc(const char *id, const char *agent_id, const char *session_id, const char *status,
+                 double created, double started, double completed, const json_t *error,
+                 const json_t *usage);
 /* A waiting turn is cancelled at once, a running one is interrupted. */
 void turn_cancel(struct turn *t);
 struct turn *session_running(const struct session *s);
@@ -222,7 +232,8 @@ struct turn *session_running(const struct session *s);
 /* runner.c: the child of a running turn */
 void runner_start(struct turn *t);
 void runner_cancel(struct turn *t);
-/* Called by the runner when the child and its group are gone. code NULL: completed; "cancelled" as status. */
+/* Called by the runner when the child and its group are gone. code NULL: completed; "cancelled" as
+ * status. */
 void turn_over(struct turn *t, const char *status, const char *code, const char *message);
 void agents_schedule(struct agents *ag);
 
@@ -237,8 +248,9 @@ void hooks_set(struct hooks *h, const char *id, const char *owner, const json_t 
 void hooks_remove(struct hooks *h, const char *id);
 void hooks_fire(struct hooks *h, const struct session *s, const char *type);
 /* One delivery without retries; done(status) with 0 when it could not be made. */
-int hooks_test(struct hooks *h, const char *id, const char *type, void (*done)(void *data, int status, const char *why),
-               void *data, struct ag_error *e);
+int hooks_test(struct hooks *h, const char *id, const char *type,
+               void (*done)(void *data, int status, const char *why), void *data,
+               struct ag_error *e);
 
 /* --- runtimes -------------------------------------------------------------------------------- */
 
@@ -250,7 +262,8 @@ struct probes;
 struct probes *probes_new(struct agents *ag);
 void probes_free(struct probes *p);
 /* All runtimes, in the table's order; done on the loop, never from within. */
-void probes_ask(struct probes *p, void (*done)(void *data, const struct runtime_state *states, size_t n), void *data);
+void probes_ask(struct probes *p,
+                void (*done)(void *data, const struct runtime_state *states, size_t n), void *data);
 /* The child's PATH search. Any thread. ret: heap, NULL when it is not there. */
 char *runtime_find(const char *path, const char *binary);
 
@@ -288,12 +301,14 @@ int agents_start(struct agents *ag, struct abx_error *err);
 /* Children are gone already. */
 void agents_close(struct agents *ag);
 
-/* The workspace to use when none is named: /workspace if `g` allows it, else BASE/workspace. Heap. */
+/* The workspace to use when none is named: /workspace if `g` allows it, else BASE/workspace. Heap.
+ */
 char *agents_default_workspace(const struct agents *ag, const struct guard *g, const char *wanted);
 void agents_new_id(const char *prefix, char out[AG_ID_MAX]);
 /* The tools of a session or definition with their secret headers put back; new array. */
 /* Lock held. *ret_lost: some are gone (after a restart). */
-json_t *agents_tools_with_secrets(struct agents *ag, const char *ref, const json_t *tools, bool *ret_lost);
+json_t *agents_tools_with_secrets(struct agents *ag, const char *ref, const json_t *tools,
+                                  bool *ret_lost);
 /* Checks that every bound credential is there and fresh. Lock held. */
 int agents_check_bindings(struct agents *ag, const json_t *tools, struct ag_error *e);
 /* Token of a bound credential; heap. Lock held. */

@@ -1,6 +1,6 @@
-/* A log keeps its newest frames in memory for the readers that follow it, and all of them in the store. A reader
- * that fell behind reads pages from the store until it meets the newest ones again, so a slow client costs a page
- * of memory and nobody else anything. */
+/* A log keeps its newest frames in memory for the readers that follow it, and all of them in the
+ * store. A reader that fell behind reads pages from the store until it meets the newest ones again,
+ * so a slow client costs a page of memory and nobody else anything. */
 #include "agents/agents.h"
 
 #include "base/json.h"
@@ -23,13 +23,13 @@ struct frame {
 };
 
 struct evlog_reader {
-    struct list node; /* log.readers */
+    struct list node;  /* log.readers */
     struct evlog *log; /* NULL: the log is gone */
     const struct evlog_ops *ops;
     void *owner;
     int64_t seq; /* last one given */
     int sub;
-    bool whole;  /* all of seq was given: positions begin behind it */
+    bool whole; /* all of seq was given: positions begin behind it */
     struct list page;
     bool loading, closed, told_end, in_pump;
     bool again;
@@ -101,8 +101,9 @@ void evlog_add(struct evlog *l, int sub, const char *type, const json_t *data)
     if (!text)
         return;
     size_t len = strlen(text);
-    store_post(l->ag->store, "INSERT OR REPLACE INTO events(log, seq, sub, type, data) VALUES(?,?,?,?,?)", "iiisb",
-               l->id, seq, (int64_t)sub, type, text, len);
+    store_post(l->ag->store,
+               "INSERT OR REPLACE INTO events(log, seq, sub, type, data) VALUES(?,?,?,?,?)",
+               "iiisb", l->id, seq, (int64_t)sub, type, text, len);
     struct frame *f = frame_new(seq, sub, type, text, len);
     if (f) {
         list_append(&l->frames, &f->node);
@@ -154,6 +155,13 @@ void evlog_done(struct evlog *l)
     l->bytes = 0;
 }
 
+void evlog_discard(struct evlog *l)
+{
+    free_frames(&l->frames);
+    l->n_frames = 0;
+    l->bytes = 0;
+}
+
 static void reader_free(struct evlog_reader *r)
 {
     free_frames(&r->page);
@@ -181,13 +189,15 @@ static void load_page(void *data)
     struct evlog_reader *r = data;
     size_t n = 0, bytes = 0;
     store_lock(r->store);
-    sqlite3_stmt *s = store_stmt(r->store,
-                                 "SELECT seq, sub, type, data FROM events WHERE log = ?1 AND (seq > ?2 OR (seq = ?2 "
-                                 "AND sub > ?3)) ORDER BY seq, sub",
-                                 "iii", r->log_id, r->seq, (int64_t)(r->whole ? 1000000 : r->sub));
+    sqlite3_stmt *s = store_stmt(
+        r->store,
+        "SELECT seq, sub, type, data FROM events WHERE log = ?1 AND (seq > ?2 OR (seq = ?2 "
+        "AND sub > ?3)) ORDER BY seq, sub",
+        "iii", r->log_id, r->seq, (int64_t)(r->whole ? 1000000 : r->sub));
     while (s && n < PAGE_FRAMES && bytes < PAGE_BYTES && sqlite3_step(s) == SQLITE_ROW) {
-        struct frame *f = frame_new(sqlite3_column_int64(s, 0), sqlite3_column_int(s, 1), store_text(s, 2),
-                                    store_text(s, 3), (size_t)sqlite3_column_bytes(s, 3));
+        struct frame *f =
+            frame_new(sqlite3_column_int64(s, 0), sqlite3_column_int(s, 1), store_text(s, 2),
+                      store_text(s, 3), (size_t)sqlite3_column_bytes(s, 3));
         if (!f)
             break;
         if (n == 0)
@@ -214,7 +224,9 @@ static void page_loaded(void *data)
         r->ops->gap(r->owner, r->first);
     } else if (list_empty(&r->page) && r->log && r->log->next_seq > r->seq + 1) {
         /* Nothing stored (a full disk): go on with what memory has. */
-        struct frame *f = list_empty(&r->log->frames) ? NULL : list_entry(r->log->frames.next, struct frame, node);
+        struct frame *f = list_empty(&r->log->frames)
+                              ? NULL
+                              : list_entry(r->log->frames.next, struct frame, node);
         r->seq = f ? f->seq - 1 : r->log->next_seq - 1;
         r->whole = true;
     }
@@ -226,7 +238,8 @@ static void page_loaded(void *data)
     pump(r);
 }
 
-/* The next frame in memory behind the reader's place; NULL with *behind when it has to come from the store. */
+/* The next frame in memory behind the reader's place; NULL with *behind when it has to come from
+ * the store. */
 static struct frame *next_frame(struct evlog_reader *r, bool *behind)
 {
     *behind = false;
@@ -242,13 +255,15 @@ static struct frame *next_frame(struct evlog_reader *r, bool *behind)
         found = f;
     }
     /* The whole ring lies behind the place: is it the very next? */
-    if (found && ((found->seq == r->seq + 1 && found->sub == 0) || (found->seq == r->seq && found->sub == r->sub + 1)))
+    if (found && ((found->seq == r->seq + 1 && found->sub == 0) ||
+                  (found->seq == r->seq && found->sub == r->sub + 1)))
         return found;
     *behind = r->seq < last || found != NULL;
     return NULL;
 }
 
-static bool give(struct evlog_reader *r, int64_t seq, int sub, const char *type, const char *data, size_t len)
+static bool give(struct evlog_reader *r, int64_t seq, int sub, const char *type, const char *data,
+                 size_t len)
 {
     r->seq = seq;
     r->sub = sub;
@@ -329,12 +344,14 @@ static void soon(struct evlog_reader *r)
     loop_post(r->loop, later, r);
 }
 
-struct evlog_reader *evlog_read(struct evlog *l, int64_t after, const struct evlog_ops *ops, void *owner)
+struct evlog_reader *evlog_read(struct evlog *l, int64_t after, const struct evlog_ops *ops,
+                                void *owner)
 {
     struct evlog_reader *r = calloc(1, sizeof(*r));
     if (!r)
         return NULL;
-    *r = (struct evlog_reader){.log = l, .ops = ops, .owner = owner, .seq = after, .whole = true, .loop = l->ag->d.loop};
+    *r = (struct evlog_reader){
+        .log = l, .ops = ops, .owner = owner, .seq = after, .whole = true, .loop = l->ag->d.loop};
     list_init(&r->page);
     list_init(&r->node);
     list_append(&l->readers, &r->node);
@@ -343,7 +360,4 @@ struct evlog_reader *evlog_read(struct evlog *l, int64_t after, const struct evl
     return r;
 }
 
-void evlog_resume(struct evlog_reader *r)
-{
-    pump(r);
-}
+void evlog_resume(struct evlog_reader *r) { pump(r); }

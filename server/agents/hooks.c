@@ -1,6 +1,6 @@
-/* Webhooks: one ordered queue per endpoint, libcurl's multi interface on the loop. A delivery is tried three times;
- * what could not be delivered becomes a dead letter in the store. The address is judged when the socket is opened,
- * after resolving, so what was judged is what is called. */
+/* Webhooks: one ordered queue per endpoint, libcurl's multi interface on the loop. A delivery is
+ * tried three times; what could not be delivered becomes a dead letter in the store. The address is
+ * judged when the socket is opened, after resolving, so what was judged is what is called. */
 #include "agents/agents.h"
 
 #include "base/crypto.h"
@@ -39,7 +39,7 @@ struct endpoint_hook {
     struct timer retry;
 };
 
-struct call { /* one request under way */
+struct call {         /* one request under way */
     struct list node; /* hooks.calls */
     struct hooks *h;
     CURL *easy;
@@ -120,7 +120,8 @@ static int want_sock(CURL *easy, curl_socket_t fd, int what, void *data, void *s
         list_append(&h->socks, &s->node);
         curl_multi_assign(h->multi, fd, s);
     }
-    io_want(&s->io, ((what & CURL_POLL_IN) ? UV_READABLE : 0) | ((what & CURL_POLL_OUT) ? UV_WRITABLE : 0));
+    io_want(&s->io,
+            ((what & CURL_POLL_IN) ? UV_READABLE : 0) | ((what & CURL_POLL_OUT) ? UV_WRITABLE : 0));
     return 0;
 }
 
@@ -240,12 +241,10 @@ static curl_socket_t open_socket(void *data, curlsocktype purpose, struct curl_s
     return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
-static size_t ignore(char *data, size_t size, size_t n, void *owner)
-{
-    return size * n;
-}
+static size_t ignore(char *data, size_t size, size_t n, void *owner) { return size * n; }
 
-static struct call *call_start(struct hooks *h, const char *url, const char *secret, const char *id, const char *body)
+static struct call *call_start(struct hooks *h, const char *url, const char *secret, const char *id,
+                               const char *body)
 {
     struct call *c = ready(h) ? calloc(1, sizeof(*c)) : NULL;
     if (!c)
@@ -304,10 +303,12 @@ static struct call *call_start(struct hooks *h, const char *url, const char *sec
 static void dead_letter(struct endpoint_hook *ep, struct delivery *d, const char *why)
 {
     log_warn("agents: webhook %s: event %s was not delivered: %s", ep->id, d->id, why);
-    store_post(ep->h->ag->store, "INSERT INTO dead_letters(endpoint, event, body, reason, at) VALUES(?,?,?,?,?)", "ssssd",
-               ep->id, d->id, d->body, why, wall_seconds());
     store_post(ep->h->ag->store,
-               "DELETE FROM dead_letters WHERE rid <= (SELECT max(rid) FROM dead_letters) - ?", "i", (int64_t)DEAD_MAX);
+               "INSERT INTO dead_letters(endpoint, event, body, reason, at) VALUES(?,?,?,?,?)",
+               "ssssd", ep->id, d->id, d->body, why, wall_seconds());
+    store_post(ep->h->ag->store,
+               "DELETE FROM dead_letters WHERE rid <= (SELECT max(rid) FROM dead_letters) - ?", "i",
+               (int64_t)DEAD_MAX);
 }
 
 static void call_end(struct call *c, CURLcode rc)
@@ -343,7 +344,8 @@ static void call_end(struct call *c, CURLcode rc)
         ep->n_queue--;
         next(ep);
     } else {
-        timer_start(&ep->retry, (uint64_t)ep->h->ag->set.webhook_backoff_ms << (2 * (d->tries - 1)));
+        timer_start(&ep->retry,
+                    (uint64_t)ep->h->ag->set.webhook_backoff_ms << (2 * (d->tries - 1)));
     }
 }
 
@@ -362,14 +364,12 @@ static void next(struct endpoint_hook *ep)
     ep->active = c;
 }
 
-static void on_retry(void *data)
-{
-    next(data);
-}
+static void on_retry(void *data) { next(data); }
 
 bool hooks_any(const struct hooks *h, const char *owner)
 {
-    list_for_each(it, &h->endpoints) if (strcmp(list_entry(it, struct endpoint_hook, node)->owner, owner) == 0) return true;
+    list_for_each(it, &h->endpoints) if (strcmp(list_entry(it, struct endpoint_hook, node)->owner,
+                                                owner) == 0) return true;
     return false;
 }
 
@@ -425,11 +425,13 @@ void hooks_remove(struct hooks *h, const char *id)
     endpoint_free(ep);
 }
 
-static char *event_body(const char *id, const char *type, const char *session, const char *environment)
+static char *event_body(const char *id, const char *type, const char *session,
+                        const char *environment)
 {
-    autojson json_t *o = json_pack("{s:s, s:s, s:I, s:s, s:{s:s, s:s, s:s?}}", "id", id, "object", "event", "created_at",
-                                   (json_int_t)time(NULL), "type", type, "data", "id", session, "environment_type",
-                                   "self_hosted", "environment_id", environment);
+    autojson json_t *o =
+        json_pack("{s:s, s:s, s:I, s:s, s:{s:s, s:s, s:s?}}", "id", id, "object", "event",
+                  "created_at", (json_int_t)time(NULL), "type", type, "data", "id", session,
+                  "environment_type", "self_hosted", "environment_id", environment);
     return o ? ag_compact(o) : NULL;
 }
 
@@ -441,8 +443,8 @@ void hooks_fire(struct hooks *h, const struct session *s, const char *type)
         bool wanted = false;
         size_t i;
         json_t *v;
-        json_array_foreach(ep->types, i, v)
-            wanted = wanted || strcmp(json_string_value(v), type) == 0;
+        json_array_foreach(ep->types, i, v) wanted =
+            wanted || strcmp(json_string_value(v), type) == 0;
         if (!wanted || strcmp(ep->owner, s->owner) != 0)
             continue;
         struct delivery *d = calloc(1, sizeof(*d));
@@ -450,7 +452,8 @@ void hooks_fire(struct hooks *h, const struct session *s, const char *type)
             return;
         list_init(&d->node);
         agents_new_id("evt_", d->id);
-        d->body = event_body(d->id, type, s->id, json_string_value(json_object_get(s->cfg, "env_id")));
+        d->body =
+            event_body(d->id, type, s->id, json_string_value(json_object_get(s->cfg, "env_id")));
         if (!d->body) {
             free(d);
             return;
@@ -466,8 +469,9 @@ void hooks_fire(struct hooks *h, const struct session *s, const char *type)
     }
 }
 
-int hooks_test(struct hooks *h, const char *id, const char *type, void (*done)(void *data, int status, const char *why),
-               void *data, struct ag_error *e)
+int hooks_test(struct hooks *h, const char *id, const char *type,
+               void (*done)(void *data, int status, const char *why), void *data,
+               struct ag_error *e)
 {
     struct endpoint_hook *ep = find(h, id);
     if (!ep)
@@ -477,7 +481,8 @@ int hooks_test(struct hooks *h, const char *id, const char *type, void (*done)(v
     autofree char *body = event_body(event, type, "agsess_test", NULL);
     struct call *c = body ? call_start(h, ep->url, ep->secret, event, body) : NULL;
     if (!c)
-        return ag_fail(e, 400, "agents.webhook_delivery_failed", "url", "url: the request could not be made");
+        return ag_fail(e, 400, "agents.webhook_delivery_failed", "url",
+                       "url: the request could not be made");
     c->done = done;
     c->data = data;
     return 0;

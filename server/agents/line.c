@@ -135,7 +135,8 @@ void line_feed(struct line_reader *r, const char *data, size_t len)
             continue;
         if (r->in_string) {
             /* Plain runs are the bulk of what comes. */
-            if (!r->in_escape && !r->in_hex && !r->high && c != '"' && c != '\\' && (unsigned char)c < 0x80) {
+            if (!r->in_escape && !r->in_hex && !r->high && c != '"' && c != '\\' &&
+                (unsigned char)c < 0x80) {
                 size_t end = i;
                 while (end < len && data[end] != '"' && data[end] != '\\' && data[end] != '\n' &&
                        (unsigned char)data[end] < 0x80)
@@ -168,7 +169,4 @@ void line_end(struct line_reader *r)
         end_line(r);
 }
 
-void line_done(struct line_reader *r)
-{
-    buf_done(&r->buf);
-}
+void line_done(struct line_reader *r) { buf_done(&r->buf); }

@@ -1,5 +1,6 @@
-/* Which runtimes are installed: found on the children's PATH and able to say their version. What was learnt is kept
- * by path and modification time, so `--version` (a second with node) runs once per installation. */
+/* Which runtimes are installed: found on the children's PATH and able to say their version. What
+ * was learnt is kept by path and modification time, so `--version` (a second with node) runs once
+ * per installation. */
 #include "agents/agents.h"
 
 #include "base/own.h"
@@ -22,7 +23,7 @@ struct probe {
     struct probes *p;
     const struct adapter *ad;
     struct runtime_state known;
-    int64_t mtime_ns; /* of known.path */
+    int64_t mtime_ns;  /* of known.path */
     uint64_t asked_ms; /* when it was learnt: what can't start is asked again after a while */
     /* found by the worker */
     char *path;
@@ -134,13 +135,14 @@ static void settle(struct probe *b)
             line++;
         if (line) {
             line[strcspn(line, "\r\n")] = '\0';
-            snprintf(k->version, sizeof(k->version), "%.*s", (int)utf8_floor(line, strlen(line) < 200 ? strlen(line) : 200),
-                     line);
+            snprintf(k->version, sizeof(k->version), "%.*s",
+                     (int)utf8_floor(line, strlen(line) < 200 ? strlen(line) : 200), line);
         }
     }
     b->mtime_ns = b->found_ns;
     b->asked_ms = mono_ms();
-    snprintf(k->path, sizeof(k->path), "%s", b->path); /* also of a broken one: it is not asked again until it changes */
+    snprintf(k->path, sizeof(k->path), "%s",
+             b->path); /* also of a broken one: it is not asked again until it changes */
     probe_clear(b);
     if (--p->running == 0)
         answer(p);
@@ -215,8 +217,15 @@ static void run(struct probe *b)
     snprintf(name, sizeof(name), "%s", b->ad->binary);
     char *const argv[] = {name, "--version", NULL};
     static const struct child_ops ops = {.started = started, .exited = ended};
-    struct spawn_opts opts = {.file = b->path, .argv = argv, .envp = p->envp, .cwd_fd = -1,
-                              .fds = {-1, b->given, b->given}, .uid = -1, .gid = -1, .helper = true, .sweep = true};
+    struct spawn_opts opts = {.file = b->path,
+                              .argv = argv,
+                              .envp = p->envp,
+                              .cwd_fd = -1,
+                              .fds = {-1, b->given, b->given},
+                              .uid = -1,
+                              .gid = -1,
+                              .helper = true,
+                              .sweep = true};
     struct abx_error err;
     b->running = true;
     if (spawn_start(p->ag->d.spawner, &opts, &ops, b, &err) < 0) {
@@ -237,7 +246,9 @@ static void look(void *data)
         free(b->path);
         b->path = b->ad->binary ? runtime_find(p->search, b->ad->binary) : NULL;
         struct stat st;
-        b->found_ns = b->path && stat(b->path, &st) == 0 ? st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec : 0;
+        b->found_ns = b->path && stat(b->path, &st) == 0
+                          ? st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec
+                          : 0;
     }
 }
 
@@ -259,7 +270,8 @@ static void looked(void *data)
         answer(p);
 }
 
-void probes_ask(struct probes *p, void (*done)(void *data, const struct runtime_state *states, size_t n), void *data)
+void probes_ask(struct probes *p,
+                void (*done)(void *data, const struct runtime_state *states, size_t n), void *data)
 {
     struct ask *a = calloc(1, sizeof(*a));
     if (!a) {
@@ -277,7 +289,8 @@ void probes_ask(struct probes *p, void (*done)(void *data, const struct runtime_
     struct agents *ag = p->ag;
     const char *path = env_get(ag->d.env, "PATH"), *home = env_get(ag->d.env, "HOME");
     struct buf search = BUF_INIT;
-    buf_adds(&search, path && *path ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    buf_adds(&search,
+             path && *path ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     for (size_t i = 0; ag->set.install && i < adapter_count; i++)
         buf_addf(&search, ":%s/cli/%s/node_modules/.bin", ag->set.state_dir, adapters[i]->name);
     free(p->search);

@@ -12,7 +12,8 @@
 #define SECRET_MIN 6
 #define TOKEN_MIN 16
 #define VALUE_MIN 8
-#define HOLD_MAX 8192 /* a "token" longer than this is shown as one mark and the rest swallowed as text */
+#define HOLD_MAX                                                                                   \
+    8192 /* a "token" longer than this is shown as one mark and the rest swallowed as text */
 
 struct redact {
     char **secrets; /* longest first */
@@ -24,15 +25,14 @@ static const struct shape {
     bool any_case;
     bool blank_after; /* "bearer": blanks between word and token */
 } token_shapes[] = {
-    {"sk-", false, false},         {"ghp_", false, false}, {"gho_", false, false},  {"ghs_", false, false},
-    {"ghu_", false, false},        {"github_pat_", false, false}, {"bearer", true, true},
+    {"sk-", false, false},  {"ghp_", false, false}, {"gho_", false, false},
+    {"ghs_", false, false}, {"ghu_", false, false}, {"github_pat_", false, false},
+    {"bearer", true, true},
 };
-static const char *const value_words[] = {"x-api-key", "api_key", "api-key", "apikey", "authorization"};
+static const char *const value_words[] = {"x-api-key", "api_key", "api-key", "apikey",
+                                          "authorization"};
 
-struct redact *redact_new(void)
-{
-    return calloc(1, sizeof(struct redact));
-}
+struct redact *redact_new(void) { return calloc(1, sizeof(struct redact)); }
 
 void redact_free(struct redact *r)
 {
@@ -79,8 +79,8 @@ void redact_add(struct redact *r, const char *secret)
     add_one(r, secret, len);
     autobuf struct buf url = BUF_INIT, plus = BUF_INIT, esc = BUF_INIT;
     for (const char *p = secret; *p; p++) {
-        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') ||
-                     strchr("-_.~", *p);
+        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
+                     (*p >= '0' && *p <= '9') || strchr("-_.~", *p);
         if (plain)
             buf_addc(&url, *p);
         else
@@ -105,8 +105,8 @@ void redact_add(struct redact *r, const char *secret)
 
 static bool is_token_char(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-           c == '.' || c == '~' || c == '+' || c == '/' || c == '=';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.' || c == '~' || c == '+' || c == '/' || c == '=';
 }
 
 static bool is_word_char(char c)
@@ -114,10 +114,7 @@ static bool is_word_char(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
 }
 
-static bool is_blank_char(char c)
-{
-    return c == ' ' || c == '\t';
-}
+static bool is_blank_char(char c) { return c == ' ' || c == '\t'; }
 
 /* What stands at `at`. */
 enum look { LOOK_NO, LOOK_YES, LOOK_MAYBE };
@@ -126,13 +123,15 @@ enum look { LOOK_NO, LOOK_YES, LOOK_MAYBE };
 static enum look starts(const char *text, size_t len, size_t at, const char *word, bool any_case)
 {
     size_t n = strlen(word), have = len - at < n ? len - at : n;
-    bool same = any_case ? strncasecmp(text + at, word, have) == 0 : memcmp(text + at, word, have) == 0;
+    bool same =
+        any_case ? strncasecmp(text + at, word, have) == 0 : memcmp(text + at, word, have) == 0;
     return !same ? LOOK_NO : have == n ? LOOK_YES : LOOK_MAYBE;
 }
 
-/* Is there something to hide at `at`? YES: [*from, *to) is it. MAYBE: more text could make it so. */
-static enum look look_at(const struct redact *r, const char *text, size_t len, size_t at, char before, bool final,
-                         size_t *from, size_t *to)
+/* Is there something to hide at `at`? YES: [*from, *to) is it. MAYBE: more text could make it so.
+ */
+static enum look look_at(const struct redact *r, const char *text, size_t len, size_t at,
+                         char before, bool final, size_t *from, size_t *to)
 {
     enum look result = LOOK_NO;
     for (size_t i = 0; r && i < r->n; i++) {
@@ -196,7 +195,8 @@ static enum look look_at(const struct redact *r, const char *text, size_t len, s
             if (p >= len || (text[p] != ':' && text[p] != '='))
                 continue;
             p++;
-            while (p < len && (is_blank_char(text[p]) || text[p] == '"' || text[p] == '\'' || text[p] == '\\'))
+            while (p < len &&
+                   (is_blank_char(text[p]) || text[p] == '"' || text[p] == '\'' || text[p] == '\\'))
                 p++;
             size_t start = p;
             while (p < len && !strchr(" \t\r\n\"',;\\}", text[p]))
@@ -224,7 +224,8 @@ static void first_bytes(const struct redact *r, bool set[256])
 }
 
 /* Returns how much of text was dealt with. */
-static size_t scan(const struct redact *r, const char *text, size_t len, char before, bool final, struct buf *out)
+static size_t scan(const struct redact *r, const char *text, size_t len, char before, bool final,
+                   struct buf *out)
 {
     bool set[256];
     first_bytes(r, set);
@@ -274,15 +275,15 @@ json_t *redact_json(const struct redact *r, const json_t *value)
         json_t *list = json_array();
         size_t i;
         json_t *v;
-        json_array_foreach((json_t *)value, i, v)
-            json_array_append_new(list, redact_json(r, v));
+        json_array_foreach((json_t *)value, i, v) json_array_append_new(list, redact_json(r, v));
         return list;
     }
     if (json_is_object(value)) {
         json_t *map = json_object();
         const char *key;
         json_t *v;
-        json_object_foreach((json_t *)value, key, v) {
+        json_object_foreach((json_t *)value, key, v)
+        {
             autofree char *name = redact_copy(r, key);
             autobuf struct buf probe = BUF_INIT;
             /* {"api_key": "..."}: the name gives the value away */
@@ -293,7 +294,8 @@ json_t *redact_json(const struct redact *r, const json_t *value)
                 autobuf struct buf clean = BUF_INIT;
                 if (buf_str(&probe)) {
                     scan(r, probe.data, probe.len, 0, true, &clean);
-                    if (buf_str(&clean) && clean.len >= head && memcmp(clean.data, probe.data, head) == 0) {
+                    if (buf_str(&clean) && clean.len >= head &&
+                        memcmp(clean.data, probe.data, head) == 0) {
                         json_object_set_new_nocheck(
                             map, name ? name : key,
                             json_stringn_nocheck(clean.data + head, clean.len - head));
@@ -308,7 +310,8 @@ json_t *redact_json(const struct redact *r, const json_t *value)
     return json_incref((json_t *)value);
 }
 
-void redact_feed(const struct redact *r, struct redact_stream *s, const char *text, size_t len, struct buf *out)
+void redact_feed(const struct redact *r, struct redact_stream *s, const char *text, size_t len,
+                 struct buf *out)
 {
     buf_add(&s->held, text, len);
     if (s->held.failed || !s->held.len)

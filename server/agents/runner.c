@@ -1,6 +1,6 @@
-/* A turn's child: prepared on a worker (workspace, tokens, argv), started, its lines read on the loop, stopped
- * INT - TERM - KILL, and its whole group swept at its end. Then artifacts are copied on a worker and the turn is
- * over. */
+/* A turn's child: prepared on a worker (workspace, tokens, argv), started, its lines read on the
+ * loop, stopped INT - TERM - KILL, and its whole group swept at its end. Then artifacts are copied
+ * on a worker and the turn is over. */
 #include "agents/runner.h"
 
 #include "agents/line.h"
@@ -46,7 +46,8 @@ struct runner {
 
     /* prepared by the worker */
     struct policy *policy;
-    char *workspace, *thread, *model, *effort, *instructions, *before, *ref, *binary, *search, *private_dir;
+    char *workspace, *thread, *model, *effort, *instructions, *before, *ref, *binary, *search,
+        *private_dir;
     json_t *tools, *env;
     struct launch_out out;
     char **envp;
@@ -93,20 +94,11 @@ struct install {
     struct buf tail;
 };
 
-const struct redact *runner_redact(const struct runner *r)
-{
-    return r->redact;
-}
+const struct redact *runner_redact(const struct runner *r) { return r->redact; }
 
-struct list *runner_items(struct runner *r)
-{
-    return &r->items;
-}
+struct list *runner_items(struct runner *r) { return &r->items; }
 
-bool runner_count_subentry(struct runner *r)
-{
-    return r->n_subentries++ < MAX_SUBENTRIES;
-}
+bool runner_count_subentry(struct runner *r) { return r->n_subentries++ < MAX_SUBENTRIES; }
 
 void runner_free(struct runner *r)
 {
@@ -157,13 +149,39 @@ void runner_free(struct runner *r)
     free(r);
 }
 
-/* --- the environment of a turn ----------------------------------------------------------------- */
+/* --- the environment of a turn -----------------------------------------------------------------
+ */
 
-static const char *const passed[] = {
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TERM", "TMPDIR", "TZ", "SSL_CERT_FILE",
-    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "HTTP_PROXY", "HTTPS_PROXY",
-    "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy", "XDG_CONFIG_HOME",
-    "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "QWEN_HOME"};
+static const char *const passed[] = {"PATH",
+                                     "HOME",
+                                     "USER",
+                                     "LOGNAME",
+                                     "SHELL",
+                                     "LANG",
+                                     "LANGUAGE",
+                                     "TERM",
+                                     "TMPDIR",
+                                     "TZ",
+                                     "SSL_CERT_FILE",
+                                     "SSL_CERT_DIR",
+                                     "REQUESTS_CA_BUNDLE",
+                                     "CURL_CA_BUNDLE",
+                                     "NODE_EXTRA_CA_CERTS",
+                                     "HTTP_PROXY",
+                                     "HTTPS_PROXY",
+                                     "NO_PROXY",
+                                     "ALL_PROXY",
+                                     "http_proxy",
+                                     "https_proxy",
+                                     "no_proxy",
+                                     "all_proxy",
+                                     "XDG_CONFIG_HOME",
+                                     "XDG_DATA_HOME",
+                                     "XDG_CACHE_HOME",
+                                     "XDG_STATE_HOME",
+                                     "CODEX_HOME",
+                                     "CLAUDE_CONFIG_DIR",
+                                     "QWEN_HOME"};
 static const char *const passed_prefixes[] = {"LC_", "NPM_CONFIG_", "npm_config_"};
 
 static bool listed(const char *list, const char *name)
@@ -228,14 +246,17 @@ static void build_env(struct runner *r)
     struct env_pick p = {.r = r, .passthrough = env_get(ag->d.env, "ABX_AGENTS_PASSTHROUGH_ENV")};
     p.deny = rule ? rule_list(rule, PARAM_env_deny) : NULL;
     r->env = json_object();
-    json_object_set_new(r->env, "PATH", json_string("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"));
+    json_object_set_new(
+        r->env, "PATH",
+        json_string("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"));
     json_object_set_new(r->env, "HOME", json_string("/"));
     json_object_set_new(r->env, "NO_COLOR", json_string("1"));
     env_each(ag->d.env, pick, &p);
     if (ag->set.state_dir) { /* installed on demand */
         autobuf struct buf path = BUF_INIT;
-        buf_addf(&path, "%s:%s/cli/%s/node_modules/.bin", json_string_value(json_object_get(r->env, "PATH")),
-                 ag->set.state_dir, r->ad->name);
+        buf_addf(&path, "%s:%s/cli/%s/node_modules/.bin",
+                 json_string_value(json_object_get(r->env, "PATH")), ag->set.state_dir,
+                 r->ad->name);
         if (buf_str(&path) && ag->set.install)
             json_object_set_new(r->env, "PATH", json_string(path.data));
     }
@@ -256,7 +277,8 @@ char *runtime_find(const char *path, const char *binary)
         buf_add(&file, p, len);
         buf_addf(&file, "%s%s", len ? "/" : "./", binary);
         struct stat st;
-        if (len && buf_str(&file) && stat(file.data, &st) == 0 && S_ISREG(st.st_mode) && access(file.data, X_OK) == 0)
+        if (len && buf_str(&file) && stat(file.data, &st) == 0 && S_ISREG(st.st_mode) &&
+            access(file.data, X_OK) == 0)
             return buf_take(&file, NULL);
         buf_done(&file);
         p = end ? end + 1 : NULL;
@@ -264,7 +286,8 @@ char *runtime_find(const char *path, const char *binary)
     return NULL;
 }
 
-static int refuse(struct runner *r, const char *code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int refuse(struct runner *r, const char *code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 static int refuse(struct runner *r, const char *code, const char *fmt, ...)
 {
     va_list ap;
@@ -285,20 +308,20 @@ static int open_workspace(struct runner *r)
     struct arena arena;
     arena_init(&arena);
     struct guard_path gp;
-    int rc = guard_open(rule->guard, r->workspace, strlen(r->workspace), OP_EXEC, O_PATH | O_DIRECTORY, 0, &arena, &gp,
-                        &r->cwd, &err);
+    int rc = guard_open(rule->guard, r->workspace, strlen(r->workspace), OP_EXEC,
+                        O_PATH | O_DIRECTORY, 0, &arena, &gp, &r->cwd, &err);
     if (rc < 0 && err.sys == ENOENT) {
         int parent = -1;
-        rc = guard_open_parent(rule->guard, r->workspace, strlen(r->workspace), OP_WRITE, true, &arena, &gp, &parent,
-                               &err);
+        rc = guard_open_parent(rule->guard, r->workspace, strlen(r->workspace), OP_WRITE, true,
+                               &arena, &gp, &parent, &err);
         if (rc == 0) {
             if (mkdirat(parent, gp.name, 0777) < 0 && errno != EEXIST)
                 rc = abx_fail_os(&err, errno, r->workspace);
             close(parent);
         }
         if (rc == 0)
-            rc = guard_open(rule->guard, r->workspace, strlen(r->workspace), OP_EXEC, O_PATH | O_DIRECTORY, 0, &arena,
-                            &gp, &r->cwd, &err);
+            rc = guard_open(rule->guard, r->workspace, strlen(r->workspace), OP_EXEC,
+                            O_PATH | O_DIRECTORY, 0, &arena, &gp, &r->cwd, &err);
     }
     if (rc < 0)
         refuse(r, "sandbox_error", "cannot create workspace %s: %s", r->workspace, err.message);
@@ -315,11 +338,13 @@ static int open_tools(struct runner *r)
     bool lost = false;
     store_lock(ag->store);
     json_t *tools = agents_tools_with_secrets(ag, r->ref, r->tools, &lost);
-    int rc = lost ? ag_fail(&e, 400, "agents.credential_unavailable", "vault_ids", "header values of a tool are gone")
+    int rc = lost ? ag_fail(&e, 400, "agents.credential_unavailable", "vault_ids",
+                            "header values of a tool are gone")
                   : agents_check_bindings(ag, tools, &e);
     size_t i;
     json_t *tool;
-    json_array_foreach(tools, i, tool) {
+    json_array_foreach(tools, i, tool)
+    {
         json_t *headers = json_object_get(json_object_get(tool, "transport"), "headers");
         headers = json_is_object(headers) ? json_deep_copy(headers) : json_object();
         autofree char *token = rc == 0 ? agents_token(ag, tool) : NULL;
@@ -334,14 +359,17 @@ static int open_tools(struct runner *r)
         }
         const char *name;
         json_t *value;
-        json_object_foreach(headers, name, value) {
+        json_object_foreach(headers, name, value)
+        {
             redact_add(r->redact, json_string_value(value));
             if (strncasecmp(json_string_value(value), "bearer ", 7) == 0)
                 redact_add(r->redact, json_string_value(value) + 7);
         }
         json_array_append_new(
-            ready, json_pack("{s:O, s:O, s:o}", "server_label", json_object_get(tool, "server_label"), "url",
-                             json_object_get(json_object_get(tool, "transport"), "server_url"), "headers", headers));
+            ready,
+            json_pack("{s:O, s:O, s:o}", "server_label", json_object_get(tool, "server_label"),
+                      "url", json_object_get(json_object_get(tool, "transport"), "server_url"),
+                      "headers", headers));
     }
     store_unlock(ag->store);
     json_decref(tools);
@@ -355,14 +383,15 @@ static char **env_of(const json_t *env)
     size_t n = json_object_size(env), bytes = 0;
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)env, name, value)
-        bytes += strlen(name) + json_string_length(value) + 2;
+    json_object_foreach((json_t *)env, name, value) bytes +=
+        strlen(name) + json_string_length(value) + 2;
     char **block = malloc((n + 1) * sizeof(*block) + bytes);
     if (!block)
         return NULL;
     char *at = (char *)(block + n + 1);
     size_t i = 0;
-    json_object_foreach((json_t *)env, name, value) {
+    json_object_foreach((json_t *)env, name, value)
+    {
         block[i++] = at;
         at += sprintf(at, "%s=%s", name, json_string_value(value)) + 1; /* counted above */
     }
@@ -373,9 +402,11 @@ static char **env_of(const json_t *env)
 static void prepare(void *data)
 {
     struct runner *r = data;
-    if (open_workspace(r) < 0 || open_tools(r) < 0)
-        return;
-    r->search = strdup(json_string_value(json_object_get(r->env, "PATH")));
+    if (!r->search) { /* else it comes again, after an installation */
+        if (open_workspace(r) < 0 || open_tools(r) < 0)
+            return;
+        r->search = strdup(json_string_value(json_object_get(r->env, "PATH")));
+    }
     r->binary = runtime_find(r->search, r->ad->binary);
     if (!r->binary)
         return;
@@ -416,8 +447,10 @@ static void prepare(void *data)
         char **argv = arena_alloc(&arena, (r->out.argv.n + 1) * sizeof(*argv));
         if (argv)
             memcpy(argv, r->out.argv.v, (r->out.argv.n + 1) * sizeof(*argv));
-        if (!argv || command_check(rule, argv, r->out.argv.n, r->binary, r->workspace, &arena, &err) < 0)
-            refuse(r, "sandbox_error", "cannot start '%s': %s", r->ad->binary, argv ? err.message : "out of memory");
+        if (!argv ||
+            command_check(rule, argv, r->out.argv.n, r->binary, r->workspace, &arena, &err) < 0)
+            refuse(r, "sandbox_error", "cannot start '%s': %s", r->ad->binary,
+                   argv ? err.message : "out of memory");
         arena_done(&arena);
         if (r->why[0])
             return;
@@ -438,7 +471,8 @@ static void remove_private(struct runner *r)
     (void)rmdir(r->private_dir); /* what is left is swept at the next start */
 }
 
-/* --- artifacts ---------------------------------------------------------------------------------- */
+/* --- artifacts ----------------------------------------------------------------------------------
+ */
 
 void turn_wrote(struct turn *t, const char *path)
 {
@@ -483,7 +517,8 @@ static void keep(struct runner *r, const char *root, const char *path)
                            .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
     autoclose int fd = (int)syscall(SYS_openat2, r->cwd, rel, &how, sizeof(how));
     struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > r->ag->set.max_artifact_bytes)
+    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
+        st.st_size > r->ag->set.max_artifact_bytes)
         return;
     /* Where it really lies, for the name and for the rule about .git. */
     char link[64], real[4096];
@@ -504,7 +539,8 @@ static void keep(struct runner *r, const char *root, const char *path)
     if (buf_str(&to))
         (void)mkdir(to.data, 0700);
     buf_addf(&to, "/%s", r->kept[at].id);
-    autoclose int out = buf_str(&to) ? open(to.data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+    autoclose int out =
+        buf_str(&to) ? open(to.data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
     if (out < 0)
         return;
     int64_t size = 0;
@@ -552,9 +588,11 @@ static void over(struct runner *r)
     const char *environment = json_string_value(json_object_get(s->cfg, "env_id"));
     for (size_t i = 0; i < r->n_kept; i++)
         store_post(r->ag->store,
-                   "INSERT INTO artifacts(id, session, turn, environment, path, size, created) VALUES(?,?,?,?,?,?,?)",
-                   "sisssid", r->kept[i].id, s->rid, t->id, environment ? environment : "env_agent_sandbox",
-                   r->kept[i].path, r->kept[i].size, wall_seconds());
+                   "INSERT INTO artifacts(id, session, turn, environment, path, size, created) "
+                   "VALUES(?,?,?,?,?,?,?)",
+                   "sisssid", r->kept[i].id, s->rid, t->id,
+                   environment ? environment : "env_agent_sandbox", r->kept[i].path,
+                   r->kept[i].size, wall_seconds());
     if (r->cancelled)
         turn_over(t, "cancelled", NULL, NULL);
     else if (r->code[0])
@@ -600,15 +638,12 @@ static void judge(struct runner *r)
         else
             refuse(r, "internal_error", "%s exited with status %d", r->ad->binary, r->exit_code);
     } else if (!end.closed) {
-        refuse(r, "internal_error", "%s ended without its closing record%s%s", r->ad->binary, err ? ": " : "",
-               err ? err : "");
+        refuse(r, "internal_error", "%s ended without its closing record%s%s", r->ad->binary,
+               err ? ": " : "", err ? err : "");
     }
 }
 
-static void collected(void *data)
-{
-    over(data);
-}
+static void collected(void *data) { over(data); }
 
 static void finish(struct runner *r)
 {
@@ -638,10 +673,7 @@ static void finish(struct runner *r)
         over(r);
 }
 
-static void finish_later(void *data)
-{
-    finish(data);
-}
+static void finish_later(void *data) { finish(data); }
 
 /* Once: the runner is gone soon after. */
 static void finish_soon(struct runner *r)
@@ -697,7 +729,8 @@ void runner_cancel(struct turn *t)
     begin_stop(r);
 }
 
-static void limit(struct runner *r, const char *code, const char *before, long long n, const char *after)
+static void limit(struct runner *r, const char *code, const char *before, long long n,
+                  const char *after)
 {
     if (r->limit_code)
         return;
@@ -716,7 +749,8 @@ static void on_idle(void *data)
 {
     struct runner *r = data;
     uint64_t now = mono_ms(), limit_ms = (uint64_t)r->ag->set.idle_timeout_s * 1000;
-    if (turn_tool_runs(r->t)) { /* a long command is silent for good reason; the clock starts behind it */
+    if (turn_tool_runs(
+            r->t)) { /* a long command is silent for good reason; the clock starts behind it */
         r->last_byte = now;
         timer_start(&r->idle, limit_ms);
     } else if (now - r->last_byte < limit_ms) {
@@ -790,7 +824,8 @@ static void on_stdout(void *data, int events)
         r->last_byte = mono_ms();
         r->out_bytes += n;
         if (r->out_bytes > r->ag->set.max_output_bytes) {
-            limit(r, "sandbox_error", "agent output exceeded", r->ag->set.max_output_bytes, " bytes");
+            limit(r, "sandbox_error", "agent output exceeded", r->ag->set.max_output_bytes,
+                  " bytes");
             continue; /* read on so that it can end, but look at nothing */
         }
         if (!r->limit_code)
@@ -850,7 +885,8 @@ static void on_drain(void *data)
     maybe_finish(r);
 }
 
-/* --- the child ---------------------------------------------------------------------------------- */
+/* --- the child ----------------------------------------------------------------------------------
+ */
 
 static void close_given(struct runner *r, int *given)
 {
@@ -884,8 +920,10 @@ static void on_started(void *owner, struct child *child, int sys)
     close_given(r, st->given);
     if (sys) {
         if (sys == ENOENT)
-            refuse(r, "sandbox_error", "'%s' was not found on PATH, or the interpreter it names was not; %s%s",
-                   r->ad->binary, r->ad->package ? "install it with: npm install -g " : "see its documentation",
+            refuse(r, "sandbox_error",
+                   "'%s' was not found on PATH, or the interpreter it names was not; %s%s",
+                   r->ad->binary,
+                   r->ad->package ? "install it with: npm install -g " : "see its documentation",
                    r->ad->package ? r->ad->package : "");
         else
             refuse(r, "sandbox_error", "cannot start '%s': %s", r->ad->binary, strerror(sys));
@@ -914,8 +952,8 @@ static int launch_child(struct runner *r)
 {
     struct starting *st = calloc(1, sizeof(*st));
     int in[2] = {-1, -1}, out[2] = {-1, -1}, err_fds[2] = {-1, -1};
-    if (!st || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in) < 0 || pipe2(out, O_CLOEXEC) < 0 ||
-        pipe2(err_fds, O_CLOEXEC) < 0) {
+    if (!st || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in) < 0 ||
+        pipe2(out, O_CLOEXEC) < 0 || pipe2(err_fds, O_CLOEXEC) < 0) {
         refuse(r, "sandbox_error", "cannot start '%s': %s", r->ad->binary, strerror(errno));
         goto fail;
     }
@@ -963,7 +1001,8 @@ fail:
     return -1;
 }
 
-/* --- installing on demand ------------------------------------------------------------------------ */
+/* --- installing on demand ------------------------------------------------------------------------
+ */
 
 static void prepared_again(void *data);
 
@@ -1020,7 +1059,8 @@ static void install_settle(struct install *in)
     int code = child_status_code(in->status);
     if (code != 0) {
         size_t from = in->tail.len > 400 ? in->tail.len - 400 : 0;
-        autofree char *tail = utf8_replace(in->tail.data ? in->tail.data + from : "", in->tail.len - from, NULL);
+        autofree char *tail =
+            utf8_replace(in->tail.data ? in->tail.data + from : "", in->tail.len - from, NULL);
         snprintf(why, sizeof(why), "npm exited with status %d: %s", code, tail ? tail : "");
     }
     install_done(in, code ? why : NULL);
@@ -1106,7 +1146,8 @@ static int install(struct runner *r)
     (void)mkdir(dir.data, 0700);
     buf_addf(&dir, "/%s", r->ad->name);
     if (!buf_str(&dir) || (mkdir(dir.data, 0700) < 0 && errno != EEXIST))
-        return refuse(r, "sandbox_error", "cannot make the directory to install into: %s", strerror(errno));
+        return refuse(r, "sandbox_error", "cannot make the directory to install into: %s",
+                      strerror(errno));
     buf_addf(&command, "npm install --prefix %s %s", dir.data, spec.data);
     if (!buf_str(&command))
         return refuse(r, "sandbox_error", "out of memory");
@@ -1131,29 +1172,40 @@ static int install(struct runner *r)
     list_init(&in->waiters);
     timer_init(&in->timeout, ag->d.loop, install_timeout, in);
     list_append(&ag->installs, &in->node);
-    char *const argv[] = {"npm",     "install",   "--prefix",      dir.data,   "--no-audit",
-                          "--no-fund", "--no-progress", "--loglevel", "http", spec.data, NULL};
+    char *const argv[] = {"npm",       "install",       "--prefix",   dir.data, "--no-audit",
+                          "--no-fund", "--no-progress", "--loglevel", "http",   spec.data,
+                          NULL};
     autofree char **envp = env_of(r->env);
     static const struct child_ops ops = {.started = install_started, .exited = install_exited};
-    struct spawn_opts opts = {.file = "npm", .argv = argv, .envp = envp, .cwd_fd = in->cwd,
-                              .fds = {-1, pipe_fds[1], pipe_fds[1]}, .uid = -1, .gid = -1, .helper = true, .sweep = true};
+    struct spawn_opts opts = {.file = "npm",
+                              .argv = argv,
+                              .envp = envp,
+                              .cwd_fd = in->cwd,
+                              .fds = {-1, pipe_fds[1], pipe_fds[1]},
+                              .uid = -1,
+                              .gid = -1,
+                              .helper = true,
+                              .sweep = true};
     struct abx_error err;
     int rc = envp ? spawn_start(ag->d.spawner, &opts, &ops, in, &err) : -1;
     if (rc < 0) {
         install_free(in);
-        return refuse(r, "sandbox_error", "cannot start npm: %s", envp ? err.message : "out of memory");
+        return refuse(r, "sandbox_error", "cannot start npm: %s",
+                      envp ? err.message : "out of memory");
     }
     wait_for_install(r, in, command.data);
     return 0;
 }
 
-/* --- starting ---------------------------------------------------------------------------------- */
+/* --- starting ----------------------------------------------------------------------------------
+ */
 
 static void missing(struct runner *r)
 {
     if (r->ad->package)
         refuse(r, "sandbox_error",
-               "'%s' was not found on PATH; install it with: npm install -g %s (GET /v1/agents/runtimes lists the steps)",
+               "'%s' was not found on PATH; install it with: npm install -g %s (GET "
+               "/v1/agents/runtimes lists the steps)",
                r->ad->binary, r->ad->package);
     else
         refuse(r, "sandbox_error", "'%s' was not found on PATH", r->ad->binary);
@@ -1192,10 +1244,7 @@ static void prepared_again(void *data)
     prepared(r);
 }
 
-static char *copy(const char *s)
-{
-    return s ? strdup(s) : NULL;
-}
+static char *copy(const char *s) { return s ? strdup(s) : NULL; }
 
 void runner_start(struct turn *t)
 {
@@ -1207,7 +1256,8 @@ void runner_start(struct turn *t)
         turn_over(t, "failed", "sandbox_error", "out of memory");
         return;
     }
-    *r = (struct runner){.t = t, .ag = ag, .s = s, .ad = session_adapter(s), .cwd = -1, .fds = {-1, -1, -1}};
+    *r = (struct runner){
+        .t = t, .ag = ag, .s = s, .ad = session_adapter(s), .cwd = -1, .fds = {-1, -1, -1}};
     list_init(&r->items);
     list_init(&r->node);
     timer_init(&r->total, ag->d.loop, on_total, r);
@@ -1215,8 +1265,11 @@ void runner_start(struct turn *t)
     timer_init(&r->stop, ag->d.loop, stop_next, r);
     timer_init(&r->drain, ag->d.loop, on_drain, r);
     timer_init(&r->retry, ag->d.loop, retry_read, r);
-    r->lines = (struct line_reader){
-        .max_string = AG_TEXT_MAX + 1, .max_line = MAX_LINE, .line = on_line, .dropped = on_dropped, .owner = r};
+    r->lines = (struct line_reader){.max_string = AG_TEXT_MAX + 1,
+                                    .max_line = MAX_LINE,
+                                    .line = on_line,
+                                    .dropped = on_dropped,
+                                    .owner = r};
     r->redact = redact_new();
     r->policy = policy_ref(ag->d.policy(ag->d.policy_data));
     const json_t *cfg = s->cfg;

@@ -29,12 +29,13 @@ struct session *session_find(struct agents *ag, const char *id, const char *owne
 json_t *session_doc(const char *id, double created, double active, const json_t *cfg, bool busy,
                     const struct ag_usage *usage)
 {
-    return json_pack("{s:s, s:s, s:O, s:I, s:O, s:n, s:I, s:O, s:[], s:s, s:o, s:O}", "id", id, "object",
-                     "agent.session", "agent", json_object_get(cfg, "agent"), "created_at", (json_int_t)created,
-                     "environment", json_object_get(cfg, "environment"), "error", "last_active_at", (json_int_t)active,
-                     "metadata", json_object_get(cfg, "metadata"), "required_actions", "status",
-                     busy ? "in_progress" : "idle", "usage", ag_usage_json(usage), "vault_ids",
-                     json_object_get(cfg, "vault_ids"));
+    return json_pack("{s:s, s:s, s:O, s:I, s:O, s:n, s:I, s:O, s:[], s:s, s:o, s:O}", "id", id,
+                     "object", "agent.session", "agent", json_object_get(cfg, "agent"),
+                     "created_at", (json_int_t)created, "environment",
+                     json_object_get(cfg, "environment"), "error", "last_active_at",
+                     (json_int_t)active, "metadata", json_object_get(cfg, "metadata"),
+                     "required_actions", "status", busy ? "in_progress" : "idle", "usage",
+                     ag_usage_json(usage), "vault_ids", json_object_get(cfg, "vault_ids"));
 }
 
 json_t *session_json(const struct session *s)
@@ -42,8 +43,8 @@ json_t *session_json(const struct session *s)
     return session_doc(s->id, s->created, s->active, s->cfg, s->n_turns > 0, &s->usage);
 }
 
-struct session *session_add(struct agents *ag, const char *id, const char *owner, bool hidden, int64_t rid,
-                            json_t *cfg, double now)
+struct session *session_add(struct agents *ag, const char *id, const char *owner, bool hidden,
+                            int64_t rid, json_t *cfg, double now)
 {
     struct session *s = calloc(1, sizeof(*s));
     if (!s || !(s->owner = strdup(owner))) {
@@ -108,7 +109,8 @@ static void remove_rows(void *data)
     bad = bad || store_exec(st, &err, "DELETE FROM subagents WHERE session = ?", "i", rm->rid) < 0;
     bad = bad || store_exec(st, &err, "DELETE FROM subentries WHERE session = ?", "i", rm->rid) < 0;
     bad = bad || store_exec(st, &err,
-                            "DELETE FROM events WHERE log = ?1 * 2 OR log IN (SELECT rid * 2 + 1 FROM responses WHERE "
+                            "DELETE FROM events WHERE log = ?1 * 2 OR log IN (SELECT rid * 2 + 1 "
+                            "FROM responses WHERE "
                             "session = ?1)",
                             "i", rm->rid) < 0;
     bad = bad || store_exec(st, &err, "DELETE FROM responses WHERE session = ?", "i", rm->rid) < 0;
@@ -118,7 +120,8 @@ static void remove_rows(void *data)
     store_unlock(st);
     if (!buf_str(&files))
         return;
-    for (char *save = NULL, *id = strtok_r(files.data, "\n", &save); id; id = strtok_r(NULL, "\n", &save)) {
+    for (char *save = NULL, *id = strtok_r(files.data, "\n", &save); id;
+         id = strtok_r(NULL, "\n", &save)) {
         autobuf struct buf path = BUF_INIT;
         buf_addf(&path, "%s/artifacts/%s", rm->ag->set.state_dir, id);
         if (buf_str(&path))
@@ -140,15 +143,16 @@ void session_settle(struct session *s)
         return;
     struct removal *rm = calloc(1, sizeof(*rm));
     if (rm) {
-        *rm = (struct removal){.ag = s->ag, .rid = s->rid, .done = s->deleted, .data = s->deleted_data};
+        *rm = (struct removal){
+            .ag = s->ag, .rid = s->rid, .done = s->deleted, .data = s->deleted_data};
         if (loop_work(s->ag->d.loop, WORK_SHORT, remove_rows, rows_removed, rm) < 0)
             rows_removed(rm);
     } else if (s->deleted) {
         s->deleted(s->deleted_data);
     }
     if (!s->log.muted) {
-        autojson json_t *frame = json_pack("{s:s, s:s, s:s}", "type", "agent.session.deleted", "event_id", "evt_deleted",
-                                           "session_id", s->id);
+        autojson json_t *frame = json_pack("{s:s, s:s, s:s}", "type", "agent.session.deleted",
+                                           "event_id", "evt_deleted", "session_id", s->id);
         evlog_add(&s->log, 0, "agent.session.deleted", frame);
     }
     session_free(s);
@@ -189,10 +193,7 @@ static bool evictable(const struct session *s)
     return !s->hidden && list_empty(&s->turns) && !s->log.n_readers && !s->pending;
 }
 
-bool agents_full(struct agents *ag)
-{
-    return store_size(ag->store) > ag->set.max_state_bytes;
-}
+bool agents_full(struct agents *ag) { return store_size(ag->store) > ag->set.max_state_bytes; }
 
 void session_evict(struct agents *ag, bool full)
 {
@@ -223,7 +224,8 @@ void session_evict(struct agents *ag, bool full)
         list_for_each(it, &ag->sessions)
         {
             struct session *s = list_entry(it, struct session, node);
-            if (s->hidden && list_empty(&s->turns) && !s->pending && (!oldest || s->active < oldest->active))
+            if (s->hidden && list_empty(&s->turns) && !s->pending &&
+                (!oldest || s->active < oldest->active))
                 oldest = s;
         }
         if (!oldest)

@@ -52,49 +52,65 @@ struct store {
 };
 
 static const char schema[] =
-    "CREATE TABLE IF NOT EXISTS sessions(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
-    " owner TEXT NOT NULL, hidden INTEGER NOT NULL, agent_id TEXT NOT NULL, cfg TEXT NOT NULL, thread TEXT,"
+    "CREATE TABLE IF NOT EXISTS sessions(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT "
+    "NULL,"
+    " owner TEXT NOT NULL, hidden INTEGER NOT NULL, agent_id TEXT NOT NULL, cfg TEXT NOT NULL, "
+    "thread TEXT,"
     " usage TEXT, created REAL NOT NULL, active REAL NOT NULL);"
     "CREATE INDEX IF NOT EXISTS sessions_owner ON sessions(owner, hidden, rid);"
-    "CREATE TABLE IF NOT EXISTS turns(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
-    " session INTEGER NOT NULL, status TEXT NOT NULL, created REAL NOT NULL, started REAL, completed REAL,"
+    "CREATE TABLE IF NOT EXISTS turns(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT "
+    "NULL,"
+    " session INTEGER NOT NULL, status TEXT NOT NULL, created REAL NOT NULL, started REAL, "
+    "completed REAL,"
     " error TEXT, usage TEXT, prompt TEXT, items INTEGER NOT NULL DEFAULT 0);"
     "CREATE INDEX IF NOT EXISTS turns_session ON turns(session, rid);"
-    "CREATE INDEX IF NOT EXISTS turns_open ON turns(status) WHERE status IN ('queued', 'in_progress');"
-    "CREATE TABLE IF NOT EXISTS items(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
+    "CREATE INDEX IF NOT EXISTS turns_open ON turns(status) WHERE status IN ('queued', "
+    "'in_progress');"
+    "CREATE TABLE IF NOT EXISTS items(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT "
+    "NULL,"
     " session INTEGER NOT NULL, turn TEXT NOT NULL, doc TEXT NOT NULL);"
     "CREATE INDEX IF NOT EXISTS items_session ON items(session, rid);"
     "CREATE INDEX IF NOT EXISTS items_turn ON items(turn, rid);"
-    "CREATE TABLE IF NOT EXISTS events(log INTEGER NOT NULL, seq INTEGER NOT NULL, sub INTEGER NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS events(log INTEGER NOT NULL, seq INTEGER NOT NULL, sub INTEGER NOT "
+    "NULL,"
     " type TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY(log, seq, sub)) WITHOUT ROWID;"
-    "CREATE TABLE IF NOT EXISTS artifacts(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS artifacts(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE "
+    "NOT NULL,"
     " session INTEGER NOT NULL, turn TEXT NOT NULL, environment TEXT NOT NULL, path TEXT NOT NULL,"
     " size INTEGER NOT NULL, created REAL NOT NULL);"
     "CREATE INDEX IF NOT EXISTS artifacts_session ON artifacts(session, rid);"
     "CREATE TABLE IF NOT EXISTS subagents(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL,"
-    " session INTEGER NOT NULL, runtime TEXT NOT NULL, name TEXT, instructions TEXT, opened REAL NOT NULL,"
+    " session INTEGER NOT NULL, runtime TEXT NOT NULL, name TEXT, instructions TEXT, opened REAL "
+    "NOT NULL,"
     " closed REAL, UNIQUE(session, id));"
-    "CREATE TABLE IF NOT EXISTS subentries(rid INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS subentries(rid INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER "
+    "NOT NULL,"
     " subagent TEXT NOT NULL, at REAL NOT NULL, doc TEXT NOT NULL);"
     "CREATE INDEX IF NOT EXISTS subentries_of ON subentries(session, subagent, rid);"
-    "CREATE TABLE IF NOT EXISTS objects(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
-    " kind TEXT NOT NULL, owner TEXT NOT NULL, doc TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS objects(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT "
+    "NULL,"
+    " kind TEXT NOT NULL, owner TEXT NOT NULL, doc TEXT NOT NULL, created REAL NOT NULL, updated "
+    "REAL NOT NULL,"
     " size INTEGER NOT NULL DEFAULT 0);"
     "CREATE INDEX IF NOT EXISTS objects_owner ON objects(kind, owner, rid);"
-    "CREATE TABLE IF NOT EXISTS responses(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
-    " owner TEXT NOT NULL, session INTEGER NOT NULL, turn TEXT NOT NULL, previous TEXT, doc TEXT NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS responses(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE "
+    "NOT NULL,"
+    " owner TEXT NOT NULL, session INTEGER NOT NULL, turn TEXT NOT NULL, previous TEXT, doc TEXT "
+    "NOT NULL,"
     " input TEXT NOT NULL, created REAL NOT NULL);"
     "CREATE INDEX IF NOT EXISTS responses_session ON responses(session, rid);"
     "CREATE INDEX IF NOT EXISTS responses_owner ON responses(owner, rid);"
     "CREATE TABLE IF NOT EXISTS keys(rid INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL,"
     " key TEXT NOT NULL, hash TEXT NOT NULL, ref TEXT NOT NULL, UNIQUE(scope, key));"
-    "CREATE TABLE IF NOT EXISTS dead_letters(rid INTEGER PRIMARY KEY AUTOINCREMENT, endpoint TEXT NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS dead_letters(rid INTEGER PRIMARY KEY AUTOINCREMENT, endpoint TEXT "
+    "NOT NULL,"
     " event TEXT NOT NULL, body TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL);"
     /* memory only */
     "CREATE TABLE mem.vaults(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
     " owner TEXT NOT NULL, doc TEXT NOT NULL, created REAL NOT NULL);"
     "CREATE TABLE mem.credentials(rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
-    " vault TEXT NOT NULL, doc TEXT NOT NULL, secret TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);"
+    " vault TEXT NOT NULL, doc TEXT NOT NULL, secret TEXT NOT NULL, created REAL NOT NULL, updated "
+    "REAL NOT NULL);"
     "CREATE TABLE mem.secrets(ref TEXT PRIMARY KEY, doc TEXT NOT NULL);";
 
 static const char pragmas[] = "PRAGMA journal_mode=WAL;"
@@ -145,7 +161,8 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
         buf_addf(&aside, "%s.damaged-%lld", path, (long long)time(NULL));
         if (buf_str(&aside)) {
             log_warn("agents: the state file is damaged, set aside as %s", aside.data);
-            (void)rename(path, aside.data); /* when it fails the open below fails again and says so */
+            (void)rename(path,
+                         aside.data); /* when it fails the open below fails again and says so */
         }
         buf_reset(&aside);
         buf_addf(&aside, "%s-wal", path);
@@ -157,8 +174,8 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
     }
     if (rc != SQLITE_OK) {
         free(st);
-        return abx_fail(err, rc == SQLITE_FULL ? E_NO_SPACE : E_OS, 0, "agents' state can't be opened: %s",
-                        sqlite3_errstr(rc));
+        return abx_fail(err, rc == SQLITE_FULL ? E_NO_SPACE : E_OS, 0,
+                        "agents' state can't be opened: %s", sqlite3_errstr(rc));
     }
     pthread_mutex_init(&st->db_lock, NULL);
     pthread_mutex_init(&st->q_lock, NULL);
@@ -166,10 +183,7 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
     return 0;
 }
 
-void store_set_loop(struct store *st, struct loop *loop)
-{
-    st->loop = loop;
-}
+void store_set_loop(struct store *st, struct loop *loop) { st->loop = loop; }
 
 void store_close(struct store *st)
 {
@@ -261,13 +275,15 @@ sqlite3_stmt *store_stmt(struct store *st, const char *sql, const char *fmt, ...
 
 static int db_fail(struct store *st, int rc, struct abx_error *err)
 {
-    return abx_fail(err, rc == SQLITE_FULL ? E_NO_SPACE : E_OS, 0, "agents' state: %s", sqlite3_errmsg(st->db));
+    return abx_fail(err, rc == SQLITE_FULL ? E_NO_SPACE : E_OS, 0, "agents' state: %s",
+                    sqlite3_errmsg(st->db));
 }
 
 static int run(struct store *st, sqlite3_stmt *s, struct abx_error *err)
 {
     if (!s)
-        return abx_fail(err, E_OS, 0, "agents' state: %s", st->db ? sqlite3_errmsg(st->db) : "closed");
+        return abx_fail(err, E_OS, 0, "agents' state: %s",
+                        st->db ? sqlite3_errmsg(st->db) : "closed");
     int rc;
     while ((rc = sqlite3_step(s)) == SQLITE_ROW)
         ;
@@ -304,7 +320,8 @@ int store_commit(struct store *st, struct abx_error *err)
 void store_rollback(struct store *st)
 {
     if (st->db && !sqlite3_get_autocommit(st->db))
-        (void)store_exec(st, NULL, "ROLLBACK", ""); /* fails only when there is nothing to roll back */
+        (void)store_exec(st, NULL, "ROLLBACK",
+                         ""); /* fails only when there is nothing to roll back */
 }
 
 const char *store_text(sqlite3_stmt *s, int col)
@@ -316,7 +333,8 @@ const char *store_text(sqlite3_stmt *s, int col)
 json_t *store_json(sqlite3_stmt *s, int col)
 {
     const char *text = (const char *)sqlite3_column_text(s, col);
-    json_t *value = text ? json_loadb(text, (size_t)sqlite3_column_bytes(s, col), JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL)
+    json_t *value = text ? json_loadb(text, (size_t)sqlite3_column_bytes(s, col),
+                                      JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL)
                          : NULL;
     return value ? value : json_null();
 }
@@ -355,7 +373,8 @@ static void apply(struct store *st)
                 else if (a->kind == 'd')
                     sqlite3_bind_double(s, (int)i + 1, a->d);
                 else if (a->kind == 's')
-                    sqlite3_bind_text(s, (int)i + 1, op->bytes + a->off, (int)a->len, SQLITE_STATIC);
+                    sqlite3_bind_text(s, (int)i + 1, op->bytes + a->off, (int)a->len,
+                                      SQLITE_STATIC);
             }
         }
         if (run(st, s, &err) < 0)

@@ -1,10 +1,11 @@
 #pragma once
-/* The agents' state: one SQLite file in WAL mode, below the state directory; secrets live in an attached
- * database that is memory only.
+/* The agents' state: one SQLite file in WAL mode, below the state directory; secrets live in an
+ * attached database that is memory only.
  *
- * One connection behind one lock. Workers take the lock and read or write at once (store_lock); the loop
- * never waits for it: it queues writes (store_post), which a worker applies in order. Whoever takes the lock
- * applies the queue first, so a reader always sees what the loop has decided before. */
+ * One connection behind one lock. Workers take the lock and read or write at once (store_lock); the
+ * loop never waits for it: it queues writes (store_post), which a worker applies in order. Whoever
+ * takes the lock applies the queue first, so a reader always sees what the loop has decided before.
+ */
 
 #include "base/error.h"
 #include "base/loop.h"
@@ -17,10 +18,11 @@
 struct store;
 
 /* path NULL: a private temporary database, gone with the server. Blocks; any thread.
- * A damaged file is set aside (NAME.damaged-TIME) and a fresh one begun. Errors: E_OS, E_NO_MEMORY. */
+ * A damaged file is set aside (NAME.damaged-TIME) and a fresh one begun. Errors: E_OS, E_NO_MEMORY.
+ */
 int store_open(const char *path, struct store **ret, struct abx_error *err);
-/* Applies what is queued, then closes. A worker that still comes finds nothing: its statements are NULL. The struct
- * itself stays when a flush is under way (the process ends). */
+/* Applies what is queued, then closes. A worker that still comes finds nothing: its statements are
+ * NULL. The struct itself stays when a flush is under way (the process ends). */
 void store_close(struct store *st);
 /* The loop that flushes the queue; before the first store_post. */
 void store_set_loop(struct store *st, struct loop *loop);
@@ -31,8 +33,8 @@ void store_unlock(struct store *st);
 
 /* A statement with its arguments bound, ready to step; the next use of the same text resets it.
  * sql must be a literal (statements are cached by address). fmt, one letter an argument:
- * i int64_t, d double, s text or NULL, b (const void *, size_t), j json_t * (borrowed, written out; NULL: null).
- * Lock held. NULL when it can't be prepared (logged). */
+ * i int64_t, d double, s text or NULL, b (const void *, size_t), j json_t * (borrowed, written out;
+ * NULL: null). Lock held. NULL when it can't be prepared (logged). */
 sqlite3_stmt *store_stmt(struct store *st, const char *sql, const char *fmt, ...);
 /* Runs it to its end: 0, or -1 with E_OS (E_NO_SPACE for a full disk). Lock held. */
 int store_exec(struct store *st, struct abx_error *err, const char *sql, const char *fmt, ...);
@@ -41,8 +43,8 @@ int store_commit(struct store *st, struct abx_error *err); /* synced; rolls back
 void store_rollback(struct store *st);
 
 /* Columns: borrowed until the next step. */
-const char *store_text(sqlite3_stmt *s, int col);  /* "" for NULL */
-json_t *store_json(sqlite3_stmt *s, int col);      /* new reference; JSON null when absent or damaged */
+const char *store_text(sqlite3_stmt *s, int col); /* "" for NULL */
+json_t *store_json(sqlite3_stmt *s, int col); /* new reference; JSON null when absent or damaged */
 
 /* Loop only: applied soon, in order. Arguments are copied. */
 void store_post(struct store *st, const char *sql, const char *fmt, ...);

@@ -1,7 +1,9 @@
-/* What happens in a turn, as frames of its session's log, rows of the store and calls to its watcher.
+/* What happens in a turn, as frames of its session's log, rows of the store and calls to its
+ * watcher.
  *
- * An item's frames are: added, part.added, deltas, text.done, part.done, item.done. A finished message waits for
- * its done frames until the next item starts or the turn ends, since its phase depends on that. */
+ * An item's frames are: added, part.added, deltas, text.done, part.done, item.done. A finished
+ * message waits for its done frames until the next item starts or the turn ends, since its phase
+ * depends on that. */
 #include "agents/agents.h"
 #include "agents/runner.h"
 
@@ -17,10 +19,7 @@
 #define MAX_ITEMS 20000
 #define CUT_MARK "\n[cut: longer than 262144 characters]"
 
-static json_t *stamp(double t)
-{
-    return t > 0 ? json_integer((json_int_t)t) : json_null();
-}
+static json_t *stamp(double t) { return t > 0 ? json_integer((json_int_t)t) : json_null(); }
 
 static void emit(struct session *s, int sub, const char *type, json_t *fields)
 {
@@ -50,19 +49,21 @@ json_t *ag_usage_json(const struct ag_usage *u)
     if (!u->known)
         return json_null();
     return json_pack("{s:I, s:{s:I}, s:I, s:{s:I}, s:I}", "input_tokens", (json_int_t)u->input,
-                     "input_tokens_details", "cached_tokens", (json_int_t)u->cached, "output_tokens",
-                     (json_int_t)u->output, "output_tokens_details", "reasoning_tokens", (json_int_t)u->reasoning,
-                     "total_tokens", (json_int_t)u->total);
+                     "input_tokens_details", "cached_tokens", (json_int_t)u->cached,
+                     "output_tokens", (json_int_t)u->output, "output_tokens_details",
+                     "reasoning_tokens", (json_int_t)u->reasoning, "total_tokens",
+                     (json_int_t)u->total);
 }
 
 void ag_usage_read(const json_t *v, struct ag_usage *u)
 {
     *u = (struct ag_usage){.known = json_is_object(v)};
     u->input = json_integer_value(json_object_get(v, "input_tokens"));
-    u->cached = json_integer_value(json_object_get(json_object_get(v, "input_tokens_details"), "cached_tokens"));
+    u->cached = json_integer_value(
+        json_object_get(json_object_get(v, "input_tokens_details"), "cached_tokens"));
     u->output = json_integer_value(json_object_get(v, "output_tokens"));
-    u->reasoning =
-        json_integer_value(json_object_get(json_object_get(v, "output_tokens_details"), "reasoning_tokens"));
+    u->reasoning = json_integer_value(
+        json_object_get(json_object_get(v, "output_tokens_details"), "reasoning_tokens"));
     u->total = json_integer_value(json_object_get(v, "total_tokens"));
 }
 
@@ -78,30 +79,29 @@ void ag_usage_add(struct ag_usage *sum, const struct ag_usage *more)
     sum->total += more->total;
 }
 
-json_t *turn_doc(const char *id, const char *agent_id, const char *session_id, const char *status, double created,
-                 double started, double completed, const json_t *error, const json_t *usage)
+json_t *turn_doc(const char *id, const char *agent_id, const char *session_id, const char *status,
+                 double created, double started, double completed, const json_t *error,
+                 const json_t *usage)
 {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:O, s:n, s:O}", "id", id, "object",
-                     "agent.session.turn", "agent_id", agent_id, "session_id", session_id, "status", status,
-                     "created_at", stamp(created), "started_at", stamp(started), "completed_at", stamp(completed),
-                     "error", error, "subagent_id", "usage", usage);
+                     "agent.session.turn", "agent_id", agent_id, "session_id", session_id, "status",
+                     status, "created_at", stamp(created), "started_at", stamp(started),
+                     "completed_at", stamp(completed), "error", error, "subagent_id", "usage",
+                     usage);
 }
 
 json_t *turn_json(const struct turn *t)
 {
     const struct session *s = t->session;
-    autojson json_t *error = t->error_code[0]
-                                 ? json_pack("{s:s, s:s}", "code", t->error_code, "message", t->error_message)
-                                 : json_null();
+    autojson json_t *error = t->error_code[0] ? json_pack("{s:s, s:s}", "code", t->error_code,
+                                                          "message", t->error_message)
+                                              : json_null();
     autojson json_t *usage = ag_usage_json(&t->usage);
-    return turn_doc(t->id, json_string_value(json_object_get(s->cfg, "agent_id")), s->id, t->status, t->created,
-                    t->started, t->completed, error, usage);
+    return turn_doc(t->id, json_string_value(json_object_get(s->cfg, "agent_id")), s->id, t->status,
+                    t->created, t->started, t->completed, error, usage);
 }
 
-static json_t *text_value(const char *s)
-{
-    return s ? json_text(s) : json_null();
-}
+static json_t *text_value(const char *s) { return s ? json_text(s) : json_null(); }
 
 json_t *item_json(const struct item *it)
 {
@@ -113,18 +113,23 @@ json_t *item_json(const struct item *it)
     json_object_set_new(o, "status", json_string(it->status));
     json_t *text = json_bytes(it->text.data ? it->text.data : "", it->text.len);
     if (it->type == ITEM_MESSAGE) {
-        json_object_set_new(o, "content", json_pack("[{s:s, s:O}]", "type", "output_text", "text", text));
+        json_object_set_new(o, "content",
+                            json_pack("[{s:s, s:O}]", "type", "output_text", "text", text));
         if (it->phase)
             json_object_set_new(o, "phase", json_string(it->phase));
     } else if (it->type == ITEM_REASONING) {
-        json_object_set_new(o, "summary", it->text.len ? json_pack("[{s:s, s:O}]", "type", "summary_text", "text", text)
-                                                       : json_array());
+        json_object_set_new(o, "summary",
+                            it->text.len
+                                ? json_pack("[{s:s, s:O}]", "type", "summary_text", "text", text)
+                                : json_array());
     } else if (it->type == ITEM_COMMAND) {
         json_object_set_new(o, "command", json_text(it->command ? it->command : ""));
         json_object_set(o, "cwd", json_object_get(it->turn->session->cfg, "workspace"));
         json_object_set(o, "output", text);
-        json_object_set_new(o, "exit_code", it->has_exit ? json_integer(it->exit_code) : json_null());
-        json_object_set_new(o, "duration_ms", it->duration_ms >= 0 ? json_integer(it->duration_ms) : json_null());
+        json_object_set_new(o, "exit_code",
+                            it->has_exit ? json_integer(it->exit_code) : json_null());
+        json_object_set_new(o, "duration_ms",
+                            it->duration_ms >= 0 ? json_integer(it->duration_ms) : json_null());
     } else {
         json_object_set_new(o, "server_label", text_value(it->label));
         json_object_set_new(o, "name", text_value(it->name));
@@ -149,8 +154,8 @@ static json_t *item_row(const struct item *it)
 
 static json_t *place(const struct item *it)
 {
-    return json_pack("{s:s, s:s, s:s, s:i}", "session_id", it->turn->session->id, "turn_id", it->turn->id, "item_id",
-                     it->id, "output_index", it->index);
+    return json_pack("{s:s, s:s, s:s, s:i}", "session_id", it->turn->session->id, "turn_id",
+                     it->turn->id, "item_id", it->id, "output_index", it->index);
 }
 
 static json_t *with(json_t *o, const char *key, json_t *value)
@@ -181,9 +186,10 @@ static void say_delta(struct item *it, const char *text, size_t len)
     if (!len)
         return;
     struct turn *t = it->turn;
-    const char *type = it->type == ITEM_MESSAGE   ? "agent.session.turn.output_text.delta"
-                       : it->type == ITEM_COMMAND ? "agent.output.command_execution_output.delta"
-                                                  : "agent.session.turn.reasoning_summary_text.delta";
+    const char *type = it->type == ITEM_MESSAGE ? "agent.session.turn.output_text.delta"
+                       : it->type == ITEM_COMMAND
+                           ? "agent.output.command_execution_output.delta"
+                           : "agent.session.turn.reasoning_summary_text.delta";
     if (it->type == ITEM_CALL || (it->type == ITEM_COMMAND && !it->live))
         return;
     if (!t->session->log.muted) {
@@ -204,8 +210,8 @@ static void item_save(struct item *it, bool fresh)
     it->saved_ms = mono_ms();
     autojson json_t *row = item_row(it);
     if (fresh)
-        store_post(t->ag->store, "INSERT INTO items(id, session, turn, doc) VALUES(?,?,?,?)", "sisj", it->id,
-                   t->session->rid, t->id, row);
+        store_post(t->ag->store, "INSERT INTO items(id, session, turn, doc) VALUES(?,?,?,?)",
+                   "sisj", it->id, t->session->rid, t->id, row);
     else
         store_post(t->ag->store, "UPDATE items SET doc = ? WHERE id = ?", "js", row, it->id);
 }
@@ -261,17 +267,21 @@ static void item_close(struct item *it)
             const char *index = msg ? "content_index" : "summary_index";
             const char *part = msg ? "output_text" : "summary_text";
             json_t *text = json_bytes(it->text.data ? it->text.data : "", it->text.len);
-            emit(s, sub++, msg ? "agent.session.turn.output_text.done" : "agent.session.turn.reasoning_summary_text.done",
+            emit(s, sub++,
+                 msg ? "agent.session.turn.output_text.done"
+                     : "agent.session.turn.reasoning_summary_text.done",
                  with(with(place(it), index, json_integer(0)), "text", json_incref(text)));
-            emit(s, sub++, msg ? "agent.session.turn.content_part.done" : "agent.session.turn.reasoning_summary_part.done",
+            emit(s, sub++,
+                 msg ? "agent.session.turn.content_part.done"
+                     : "agent.session.turn.reasoning_summary_part.done",
                  with(with(place(it), index, json_integer(0)), "part",
                       json_pack("{s:s, s:o}", "type", part, "text", text)));
         }
     }
     if (!s->log.muted)
         emit(s, sub, "agent.session.turn.item.done",
-             json_pack("{s:s, s:s, s:i, s:o}", "session_id", s->id, "turn_id", t->id, "output_index", it->index, "item",
-                       item_json(it)));
+             json_pack("{s:s, s:s, s:i, s:o}", "session_id", s->id, "turn_id", t->id,
+                       "output_index", it->index, "item", item_json(it)));
     item_save(it, false);
     if (t->watch && t->watch->item_done)
         t->watch->item_done(t->watch_owner, it);
@@ -343,8 +353,8 @@ void item_announce(struct item *it)
     struct session *s = t->session;
     if (!s->log.muted) {
         emit(s, 0, "agent.session.turn.item.added",
-             json_pack("{s:s, s:s, s:i, s:o}", "session_id", s->id, "turn_id", t->id, "output_index", it->index, "item",
-                       item_json(it)));
+             json_pack("{s:s, s:s, s:i, s:o}", "session_id", s->id, "turn_id", t->id,
+                       "output_index", it->index, "item", item_json(it)));
         if (it->type == ITEM_MESSAGE)
             emit(s, 1, "agent.session.turn.content_part.added",
                  with(with(place(it), "content_index", json_integer(0)), "part",
@@ -375,7 +385,8 @@ void item_finish(struct item *it, const char *text, size_t len)
 {
     struct turn *t = it->turn;
     if (text && !it->cut) {
-        if (len >= it->raw.len && memcmp(text, it->raw.data ? it->raw.data : "", it->raw.len) == 0) {
+        if (len >= it->raw.len &&
+            memcmp(text, it->raw.data ? it->raw.data : "", it->raw.len) == 0) {
             size_t had = it->raw.len;
             if (len > had)
                 item_delta(it, text + had, len - had);
@@ -387,7 +398,8 @@ void item_finish(struct item *it, const char *text, size_t len)
             buf_reset(&it->text);
             size_t take = 0;
             uint32_t cp;
-            for (it->chars = 0; buf_str(&clean) && take < clean.len && it->chars < AG_TEXT_MAX; it->chars++)
+            for (it->chars = 0; buf_str(&clean) && take < clean.len && it->chars < AG_TEXT_MAX;
+                 it->chars++)
                 take += utf8_next(clean.data + take, &cp);
             buf_add(&it->text, clean.data, take);
             if (take < clean.len) {
@@ -415,7 +427,8 @@ void item_set_command(struct item *it, const char *command)
     it->command = redact_copy(secrets(it->turn), command);
 }
 
-void item_set_call(struct item *it, const char *label, const char *name, const json_t *arguments, bool mcp)
+void item_set_call(struct item *it, const char *label, const char *name, const json_t *arguments,
+                   bool mcp)
 {
     free(it->label);
     free(it->name);
@@ -435,7 +448,8 @@ void item_output(struct item *it, const char *output, size_t len)
     if (it->type == ITEM_CALL && !it->output)
         it->output = strdup("");
     /* All of it so far: what was shown already stays, what is new is a delta. */
-    size_t same = it->text.len <= clean.len && memcmp(clean.data, it->text.data ? it->text.data : "", it->text.len) == 0
+    size_t same = it->text.len <= clean.len &&
+                          memcmp(clean.data, it->text.data ? it->text.data : "", it->text.len) == 0
                       ? it->text.len
                       : 0;
     if (it->cut)
@@ -452,7 +466,8 @@ void item_set_error(struct item *it, const char *error)
     free(it->error);
     it->error = redact_copy(secrets(it->turn), error);
     if (it->error)
-        it->error[utf8_floor(it->error, strlen(it->error) < 65536 ? strlen(it->error) : 65536)] = '\0';
+        it->error[utf8_floor(it->error, strlen(it->error) < 65536 ? strlen(it->error) : 65536)] =
+            '\0';
 }
 
 void item_end(struct item *it, bool failed)
@@ -468,7 +483,8 @@ void turn_close_items(struct turn *t)
     struct list *items = runner_items(t->run);
     while (!list_empty(items)) {
         struct item *it = list_entry(items->next, struct item, node);
-        it->status = it->type == ITEM_MESSAGE || it->type == ITEM_REASONING ? "incomplete" : "failed";
+        it->status =
+            it->type == ITEM_MESSAGE || it->type == ITEM_REASONING ? "incomplete" : "failed";
         if (it->type == ITEM_MESSAGE)
             it->phase = it->index < t->n_items - 1 ? "commentary" : "final_answer";
         item_close(it);
@@ -495,13 +511,14 @@ void turn_thread(struct turn *t, const char *thread)
 }
 
 /* The CLIs report sums over the resumed conversation; a turn's share is the difference. */
-void turn_usage(struct turn *t, int64_t input, int64_t cached, int64_t output, int64_t reasoning, int64_t total)
+void turn_usage(struct turn *t, int64_t input, int64_t cached, int64_t output, int64_t reasoning,
+                int64_t total)
 {
     struct session *s = t->session;
     struct ag_usage now = {true, input, cached, output, reasoning, total}, *last = &s->reported;
     t->usage = now;
-    bool grows = last->known && input >= last->input && cached >= last->cached && output >= last->output &&
-                 reasoning >= last->reasoning && total >= last->total;
+    bool grows = last->known && input >= last->input && cached >= last->cached &&
+                 output >= last->output && reasoning >= last->reasoning && total >= last->total;
     if (grows) {
         t->usage.input -= last->input;
         t->usage.cached -= last->cached;
@@ -513,7 +530,8 @@ void turn_usage(struct turn *t, int64_t input, int64_t cached, int64_t output, i
         s->reported = now;
 }
 
-void turn_subagent(struct turn *t, const char *id, const char *name, const char *instructions, bool closed)
+void turn_subagent(struct turn *t, const char *id, const char *name, const char *instructions,
+                   bool closed)
 {
     const struct redact *r = secrets(t);
     size_t len = strlen(id);
@@ -524,12 +542,14 @@ void turn_subagent(struct turn *t, const char *id, const char *name, const char 
     double now = wall_seconds();
     const char *runtime = session_adapter(t->session)->name;
     store_post(t->ag->store,
-               "INSERT INTO subagents(id, session, runtime, name, instructions, opened, closed) VALUES(?,?,?,?,?,?,NULL)"
+               "INSERT INTO subagents(id, session, runtime, name, instructions, opened, closed) "
+               "VALUES(?,?,?,?,?,?,NULL)"
                " ON CONFLICT(session, id) DO UPDATE SET name = coalesce(excluded.name, name),"
                " instructions = coalesce(excluded.instructions, instructions)",
                "sisssd", id, t->session->rid, runtime, label, clean, now);
     if (closed)
-        store_post(t->ag->store, "UPDATE subagents SET closed = coalesce(closed, ?) WHERE session = ? AND id = ?",
+        store_post(t->ag->store,
+                   "UPDATE subagents SET closed = coalesce(closed, ?) WHERE session = ? AND id = ?",
                    "dis", now, t->session->rid, id);
 }
 
@@ -537,7 +557,8 @@ void turn_subentry(struct turn *t, const char *subagent, const json_t *entry)
 {
     autojson json_t *clean = redact_json(secrets(t), entry);
     if (runner_count_subentry(t->run) && strlen(subagent) <= 128)
-        store_post(t->ag->store, "INSERT INTO subentries(session, subagent, at, doc) VALUES(?,?,?,?)", "isdj",
+        store_post(t->ag->store,
+                   "INSERT INTO subentries(session, subagent, at, doc) VALUES(?,?,?,?)", "isdj",
                    t->session->rid, subagent, wall_seconds(), clean);
 }
 
@@ -586,7 +607,8 @@ static void say_turn(struct turn *t, const char *type)
     struct session *s = t->session;
     if (s->log.muted)
         return;
-    json_t *o = json_pack("{s:s, s:s, s:o}", "session_id", s->id, "turn_id", t->id, "turn", turn_json(t));
+    json_t *o =
+        json_pack("{s:s, s:s, s:o}", "session_id", s->id, "turn_id", t->id, "turn", turn_json(t));
     if (t->usage.known && t->completed > 0)
         json_object_set_new(o, "usage", ag_usage_json(&t->usage));
     emit(s, 0, type, o);
@@ -633,8 +655,8 @@ void agents_schedule(struct agents *ag)
         t->state = TURN_STARTING;
         t->status = "in_progress";
         t->started = wall_seconds();
-        store_post(ag->store, "UPDATE turns SET status = 'in_progress', started = ? WHERE id = ?", "ds", t->started,
-                   t->id);
+        store_post(ag->store, "UPDATE turns SET status = 'in_progress', started = ? WHERE id = ?",
+                   "ds", t->started, t->id);
         say_turn(t, "agent.session.turn.in_progress");
         if (t->watch && t->watch->started)
             t->watch->started(t->watch_owner);
@@ -664,14 +686,16 @@ void turn_over(struct turn *t, const char *status, const char *code, const char 
         snprintf(t->error_message, sizeof(t->error_message), "%.*s", (int)take, text ? text : "");
     }
     ag_usage_add(&s->usage, &t->usage);
-    autojson json_t *error = code ? json_pack("{s:s, s:s}", "code", t->error_code, "message", t->error_message) : NULL;
+    autojson json_t *error =
+        code ? json_pack("{s:s, s:s}", "code", t->error_code, "message", t->error_message) : NULL;
     autojson json_t *usage = t->usage.known ? ag_usage_json(&t->usage) : NULL;
-    store_post(ag->store,
-               "UPDATE turns SET status = ?, completed = ?, error = ?, usage = ?, items = ? WHERE id = ?", "sdjjis",
-               status, t->completed, error, usage, (int64_t)t->n_items, t->id);
-    say_turn(t, strcmp(status, "completed") == 0  ? "agent.session.turn.completed"
-                : strcmp(status, "failed") == 0 ? "agent.session.turn.failed"
-                                                : "agent.session.turn.cancelled");
+    store_post(
+        ag->store,
+        "UPDATE turns SET status = ?, completed = ?, error = ?, usage = ?, items = ? WHERE id = ?",
+        "sdjjis", status, t->completed, error, usage, (int64_t)t->n_items, t->id);
+    say_turn(t, strcmp(status, "completed") == 0 ? "agent.session.turn.completed"
+                : strcmp(status, "failed") == 0  ? "agent.session.turn.failed"
+                                                 : "agent.session.turn.cancelled");
     if (code && t->hooks && !s->dead)
         hooks_fire(ag->hooks, s, "agent.session.failed");
 
@@ -695,8 +719,8 @@ void turn_over(struct turn *t, const char *status, const char *code, const char 
             list_append(&ag->waiting, &next->wait);
     }
     autojson json_t *reported = s->reported.known ? ag_usage_json(&s->reported) : NULL;
-    store_post(ag->store, "UPDATE sessions SET active = ?, usage = ? WHERE rid = ?", "dji", s->active, reported,
-               s->rid);
+    store_post(ag->store, "UPDATE sessions SET active = ?, usage = ? WHERE rid = ?", "dji",
+               s->active, reported, s->rid);
     if (t->watch && t->watch->ended)
         t->watch->ended(t->watch_owner, t);
     turn_free(t);

@@ -1,5 +1,5 @@
-/* The agents group: its handlers live in the module abx-agents.so (SQLite, libcurl), opened when the first request
- * of the group comes, so that a server without agents pays nothing for them. */
+/* The agents group: its handlers live in the module abx-agents.so (SQLite, libcurl), opened when
+ * the first request of the group comes, so that a server without agents pays nothing for them. */
 #include "base/log.h"
 #include "base/module.h"
 #include "base/own.h"

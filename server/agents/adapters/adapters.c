@@ -10,29 +10,51 @@
 
 static const char *const no_names[] = {NULL};
 static const char *const claude_names[] = {"claude", "claude_code", "claudecode", NULL};
-static const char *const claude_auth[] = {"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", NULL};
-static const char *const claude_env[] = {"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL",
-                                         "CLAUDE_CODE_OAUTH_TOKEN", NULL};
+static const char *const claude_auth[] = {"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN",
+                                          "CLAUDE_CODE_OAUTH_TOKEN", NULL};
+static const char *const claude_env[] = {"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN",
+                                         "ANTHROPIC_BASE_URL", "CLAUDE_CODE_OAUTH_TOKEN", NULL};
 static const char *const command_names[] = {"custom", NULL};
 static const char *const cursor_names[] = {"cursor-agent", "cursor_agent", NULL};
 static const char *const cursor_auth[] = {"CURSOR_API_KEY", NULL};
 
 static const struct adapter adapter_claude = {
-    .name = "claude-code", .binary = "claude", .package = "@anthropic-ai/claude-code", .aliases = claude_names,
-    .auth_env = claude_auth, .own_env = claude_env, .resume = true, .deltas = true, .mcp = true, .flag_prompt = true,
-    .base_url = true, .max_turns = true, .budget = true,
+    .name = "claude-code",
+    .binary = "claude",
+    .package = "@anthropic-ai/claude-code",
+    .aliases = claude_names,
+    .auth_env = claude_auth,
+    .own_env = claude_env,
+    .resume = true,
+    .deltas = true,
+    .mcp = true,
+    .flag_prompt = true,
+    .base_url = true,
+    .max_turns = true,
+    .budget = true,
 };
 static const struct adapter adapter_command = {
-    .name = "command", .aliases = command_names, .auth_env = no_names, .own_env = no_names, .deltas = true,
+    .name = "command",
+    .aliases = command_names,
+    .auth_env = no_names,
+    .own_env = no_names,
+    .deltas = true,
 };
 static const struct adapter adapter_cursor = {
-    .name = "cursor", .binary = "cursor-agent", .aliases = cursor_names, .auth_env = cursor_auth,
-    .own_env = cursor_auth, .experimental = true, .resume = true, .deltas = true, .mcp = true,
+    .name = "cursor",
+    .binary = "cursor-agent",
+    .aliases = cursor_names,
+    .auth_env = cursor_auth,
+    .own_env = cursor_auth,
+    .experimental = true,
+    .resume = true,
+    .deltas = true,
+    .mcp = true,
     .install_script = "curl -fsS https://cursor.com/install | bash",
 };
 
-const struct adapter *const adapters[] = {&adapter_codex, &adapter_qwen, &adapter_claude, &adapter_command,
-                                          &adapter_cursor};
+const struct adapter *const adapters[] = {&adapter_codex, &adapter_qwen, &adapter_claude,
+                                          &adapter_command, &adapter_cursor};
 const size_t adapter_count = ARRAY_LEN(adapters);
 
 const struct adapter *adapter_find(const char *name)
@@ -130,14 +152,16 @@ const char *failure_code(const char *text)
         const char *words[10]; /* "=" in front: as a whole word */
     } rows[] = {
         {"authentication_error",
-         {"=401", "=403", "unauthorized", "invalid api key", "incorrect api key", "invalid_api_key", "authentication",
-          "not logged in", "/login"}},
+         {"=401", "=403", "unauthorized", "invalid api key", "incorrect api key", "invalid_api_key",
+          "authentication", "not logged in", "/login"}},
         {"rate_limit_exceeded", {"=429", "rate limit", "rate_limit", "quota", "too many requests"}},
         {"server_overloaded", {"overloaded", "=503", "=529", "service unavailable"}},
         {"context_length_exceeded",
-         {"context length", "context_length", "prompt is too long", "too many tokens", "maximum context"}},
+         {"context length", "context_length", "prompt is too long", "too many tokens",
+          "maximum context"}},
         {"connection_failed",
-         {"econnrefused", "enotfound", "connection refused", "connection reset", "getaddrinfo", "econnreset"}},
+         {"econnrefused", "enotfound", "connection refused", "connection reset", "getaddrinfo",
+          "econnreset"}},
     };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         for (size_t w = 0; w < ARRAY_LEN(rows[i].words) && rows[i].words[w]; w++) {

@@ -1,5 +1,5 @@
-/* Codex: `codex exec [resume THREAD] --json ... -`, the prompt on stdin. Its items come whole, so a message is
- * one delta; commands report their output as they run (item.updated). */
+/* Codex: `codex exec [resume THREAD] --json ... -`, the prompt on stdin. Its items come whole, so a
+ * message is one delta; commands report their output as they run (item.updated). */
 #include "agents/adapters/adapter.h"
 #include "agents/agents.h"
 
@@ -65,7 +65,8 @@ static void tool_args(struct launch_out *out, const json_t *tool)
     buf_adds(&arg, ".env_http_headers={");
     const char *name, *sep = "";
     json_t *value;
-    json_object_foreach(headers, name, value) {
+    json_object_foreach(headers, name, value)
+    {
         char variable[256];
         mcp_variable(label, name, variable, sizeof(variable));
         buf_adds(&arg, sep);
@@ -109,8 +110,7 @@ static int launch(const struct launch *in, struct launch_out *out, char *why, si
     }
     size_t i;
     json_t *tool;
-    json_array_foreach((json_t *)in->tools, i, tool)
-        tool_args(out, tool);
+    json_array_foreach((json_t *)in->tools, i, tool) tool_args(out, tool);
     strv_add(a, "-");
 
     if (in->instructions && *in->instructions && !in->thread) {
@@ -148,10 +148,7 @@ static int64_t count(const json_t *o, const char *key)
     return json_is_integer(v) ? json_integer_value(v) : 0;
 }
 
-static bool is(const char *a, const char *b)
-{
-    return a && strcmp(a, b) == 0;
-}
+static bool is(const char *a, const char *b) { return a && strcmp(a, b) == 0; }
 
 static void message(struct codex *c, const json_t *item, int type)
 {
@@ -190,7 +187,8 @@ static void command(struct codex *c, const json_t *item, bool last)
         it->exit_code = json_integer_value(code);
     }
     const char *status = str(item, "status");
-    item_end(it, is(status, "failed") || is(status, "declined") || (it->has_exit && it->exit_code != 0));
+    item_end(it, is(status, "failed") || is(status, "declined") ||
+                     (it->has_exit && it->exit_code != 0));
 }
 
 static void mcp(struct codex *c, const json_t *item, bool last)
@@ -202,7 +200,8 @@ static void mcp(struct codex *c, const json_t *item, bool last)
         if (!it)
             return;
         const char *server = str(item, "server"), *tool = str(item, "tool");
-        item_set_call(it, server ? server : "codex", tool ? tool : "", json_object_get(item, "arguments"), true);
+        item_set_call(it, server ? server : "codex", tool ? tool : "",
+                      json_object_get(item, "arguments"), true);
         item_announce(it);
     }
     if (!last)
@@ -231,7 +230,8 @@ static void file_change(struct codex *c, const json_t *item)
     autobuf struct buf text = BUF_INIT;
     size_t i;
     json_t *change;
-    json_array_foreach(json_object_get(item, "changes"), i, change) {
+    json_array_foreach(json_object_get(item, "changes"), i, change)
+    {
         const char *path = str(change, "path"), *kind = str(change, "kind");
         if (!path)
             continue;
@@ -266,17 +266,20 @@ static void web_search(struct codex *c, const json_t *item)
 
 static void collab(struct codex *c, const json_t *item)
 {
-    const char *tool = str(item, "tool"), *prompt = is(tool, "spawn_agent") ? str(item, "prompt") : NULL;
+    const char *tool = str(item, "tool"),
+               *prompt = is(tool, "spawn_agent") ? str(item, "prompt") : NULL;
     const json_t *states = json_object_get(item, "agents_states");
     size_t i;
     json_t *v;
-    json_array_foreach(json_object_get(item, "receiver_thread_ids"), i, v) {
+    json_array_foreach(json_object_get(item, "receiver_thread_ids"), i, v)
+    {
         const char *id = json_string_value(v);
         if (id)
             turn_subagent(c->t, id, NULL, prompt, is(tool, "close_agent"));
     }
     const char *id;
-    json_object_foreach((json_t *)states, id, v) {
+    json_object_foreach((json_t *)states, id, v)
+    {
         const char *status = json_is_string(v) ? json_string_value(v) : str(v, "status");
         turn_subagent(c->t, id, NULL, prompt,
                       is(status, "shutdown") || is(status, "closed") || is(tool, "close_agent"));
@@ -297,8 +300,8 @@ static void line(void *state, const json_t *o)
         const json_t *u = json_object_get(o, "usage");
         c->closed = true;
         if (json_is_object(u))
-            turn_usage(c->t, count(u, "input_tokens"), count(u, "cached_input_tokens"), count(u, "output_tokens"),
-                       count(u, "reasoning_output_tokens"),
+            turn_usage(c->t, count(u, "input_tokens"), count(u, "cached_input_tokens"),
+                       count(u, "output_tokens"), count(u, "reasoning_output_tokens"),
                        json_is_integer(json_object_get(u, "total_tokens"))
                            ? count(u, "total_tokens")
                            : count(u, "input_tokens") + count(u, "output_tokens"));

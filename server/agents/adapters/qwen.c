@@ -1,9 +1,10 @@
-/* Qwen Code: `qwen --output-format stream-json --include-partial-messages ...`, the prompt on stdin (a positional
- * one could be an option or a subcommand, is limited to 128 KiB and readable by all). MCP servers go into a settings
- * file of the turn's own, named by QWEN_CODE_SYSTEM_SETTINGS_PATH: nothing is written into the workspace.
+/* Qwen Code: `qwen --output-format stream-json --include-partial-messages ...`, the prompt on stdin
+ * (a positional one could be an option or a subcommand, is limited to 128 KiB and readable by all).
+ * MCP servers go into a settings file of the turn's own, named by QWEN_CODE_SYSTEM_SETTINGS_PATH:
+ * nothing is written into the workspace.
  *
- * Blocks of a message come twice: as deltas (stream_event) and whole (assistant). A whole block completes the oldest
- * open item of its kind that was streamed under the same message id. */
+ * Blocks of a message come twice: as deltas (stream_event) and whole (assistant). A whole block
+ * completes the oldest open item of its kind that was streamed under the same message id. */
 #include "agents/adapters/adapter.h"
 #include "agents/agents.h"
 
@@ -30,18 +31,21 @@ static const char *const names[] = {"qwen", "qwen_code", "qwencode", NULL};
 static const char *const auth[] = {"OPENAI_API_KEY", NULL};
 static const char *const own[] = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", NULL};
 
-static int write_settings(const struct launch *in, struct launch_out *out, char *why, size_t why_size)
+static int write_settings(const struct launch *in, struct launch_out *out, char *why,
+                          size_t why_size)
 {
     autojson json_t *servers = json_object();
     size_t i;
     json_t *tool;
-    json_array_foreach((json_t *)in->tools, i, tool) {
+    json_array_foreach((json_t *)in->tools, i, tool)
+    {
         const char *label = json_string_value(json_object_get(tool, "server_label"));
         json_t *server = json_pack("{s:O}", "httpUrl", json_object_get(tool, "url"));
         json_t *names_of = json_object();
         const char *name;
         json_t *value;
-        json_object_foreach(json_object_get(tool, "headers"), name, value) {
+        json_object_foreach(json_object_get(tool, "headers"), name, value)
+        {
             char variable[256], ref[260];
             mcp_variable(label, name, variable, sizeof(variable));
             snprintf(ref, sizeof(ref), "${%s}", variable);
@@ -119,15 +123,14 @@ static const char *str(const json_t *o, const char *key)
     return json_string_value(json_object_get(o, key));
 }
 
-static bool is(const char *a, const char *b)
-{
-    return a && strcmp(a, b) == 0;
-}
+static bool is(const char *a, const char *b) { return a && strcmp(a, b) == 0; }
 
 static int64_t count(const json_t *o, const char *key)
 {
     const json_t *v = json_object_get(o, key);
-    return json_is_integer(v) ? json_integer_value(v) : json_is_real(v) ? (int64_t)json_real_value(v) : 0;
+    return json_is_integer(v) ? json_integer_value(v)
+           : json_is_real(v)  ? (int64_t)json_real_value(v)
+                              : 0;
 }
 
 /* The text of a tool's result: a string, or text blocks. Heap. */
@@ -138,7 +141,8 @@ static char *result_text(const json_t *content)
     struct buf out = BUF_INIT;
     size_t i;
     json_t *v;
-    json_array_foreach((json_t *)content, i, v) {
+    json_array_foreach((json_t *)content, i, v)
+    {
         const char *text = json_is_string(v) ? json_string_value(v) : str(v, "text");
         if (text)
             buf_addf(&out, "%s%s", out.len ? "\n" : "", text);
@@ -182,7 +186,8 @@ static void stream_event(struct qwen *q, const json_t *ev)
         else if (is(str(d, "type"), "thinking_delta"))
             delta(q, ITEM_REASONING, "thinking", json_object_get(d, "thinking"));
     } else if (is(type, "content_block_stop")) {
-        /* The whole block follows with "assistant"; a new block of the same kind must not join this one. */
+        /* The whole block follows with "assistant"; a new block of the same kind must not join this
+         * one. */
     }
 }
 
@@ -235,7 +240,8 @@ static void tool_use(struct qwen *q, const json_t *block)
     item_announce(it);
     if (is(name, "agent") || is(name, "task")) {
         const char *label = str(input, "description");
-        turn_subagent(q->t, id, label ? label : str(input, "subagent_type"), str(input, "prompt"), false);
+        turn_subagent(q->t, id, label ? label : str(input, "subagent_type"), str(input, "prompt"),
+                      false);
     }
 }
 
@@ -249,7 +255,8 @@ static bool shell_exit(const char *output, int64_t *ret)
 
 static void tool_result(struct qwen *q, const json_t *block)
 {
-    static const char *const writers[] = {"write_file", "replace", "edit", "write", "multiedit", "edit_file"};
+    static const char *const writers[] = {"write_file", "replace",   "edit",
+                                          "write",      "multiedit", "edit_file"};
     const char *id = str(block, "tool_use_id");
     struct item *it = id ? turn_find(q->t, id, NULL) : NULL;
     if (!it)
@@ -304,19 +311,20 @@ static void line(void *state, const json_t *o)
         stream_event(q, json_object_get(o, "event"));
     } else if (is(type, "assistant")) {
         const char *id = str(message, "id");
-        json_array_foreach(json_object_get(message, "content"), i, block) {
+        json_array_foreach(json_object_get(message, "content"), i, block)
+        {
             const char *kind = str(block, "type");
             if (is(kind, "text"))
                 whole(q, ITEM_MESSAGE, "text", id ? id : "", json_object_get(block, "text"));
             else if (is(kind, "thinking"))
-                whole(q, ITEM_REASONING, "thinking", id ? id : "", json_object_get(block, "thinking"));
+                whole(q, ITEM_REASONING, "thinking", id ? id : "",
+                      json_object_get(block, "thinking"));
             else if (is(kind, "tool_use"))
                 tool_use(q, block);
         }
     } else if (is(type, "user")) {
-        json_array_foreach(json_object_get(message, "content"), i, block)
-            if (is(str(block, "type"), "tool_result"))
-                tool_result(q, block);
+        json_array_foreach(json_object_get(message, "content"), i,
+                           block) if (is(str(block, "type"), "tool_result")) tool_result(q, block);
     } else if (is(type, "result")) {
         const json_t *u = json_object_get(o, "usage");
         const json_t *result = json_object_get(o, "result");
@@ -326,20 +334,27 @@ static void line(void *state, const json_t *o)
             int64_t output = count(u, "output_tokens"), total = count(u, "total_tokens");
             int64_t input = count(u, "input_tokens");
             if (!json_is_integer(json_object_get(u, "total_tokens"))) {
-                input += count(u, "cache_creation_input_tokens") + count(u, "cache_read_input_tokens");
+                input +=
+                    count(u, "cache_creation_input_tokens") + count(u, "cache_read_input_tokens");
                 total = input + output;
             }
             turn_usage(q->t, input, count(u, "cache_read_input_tokens"), output, 0, total);
         }
-        if (json_is_true(json_object_get(o, "is_error")) || (sub && strncmp(sub, "error", 5) == 0)) {
+        if (json_is_true(json_object_get(o, "is_error")) ||
+            (sub && strncmp(sub, "error", 5) == 0)) {
             const char *text = json_string_value(result);
             const char *error = str(json_object_get(o, "error"), "message");
             q->failed = true;
-            if (is(sub, "error_max_turns") || is(sub, "error_max_budget_usd") || is(sub, "error_max_session_turns"))
+            if (is(sub, "error_max_turns") || is(sub, "error_max_budget_usd") ||
+                is(sub, "error_max_session_turns"))
                 q->code = "session_budget_exceeded";
             snprintf(q->message, sizeof(q->message), "%s",
-                     text && *text ? text : error ? error : sub ? sub : "the turn failed");
-        } else if (json_is_string(result) && strncmp(json_string_value(result), "[API Error:", 11) == 0) {
+                     text && *text ? text
+                     : error       ? error
+                     : sub         ? sub
+                                   : "the turn failed");
+        } else if (json_is_string(result) &&
+                   strncmp(json_string_value(result), "[API Error:", 11) == 0) {
             snprintf(q->api_error, sizeof(q->api_error), "%s", json_string_value(result));
         } else if (json_is_string(result) && json_string_length(result) && !q->any_text) {
             whole(q, ITEM_MESSAGE, "text", "result", result);

@@ -11,7 +11,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* --- calls ---------------------------------------------------------------------------------------- */
+/* --- calls
+ * ---------------------------------------------------------------------------------------- */
 
 void job_init(struct job *j, const struct call *c)
 {
@@ -49,10 +50,7 @@ void job_finish(struct job *j, int rc)
         req_finish(j->c.req);
 }
 
-const char *call_owner(const struct call *c)
-{
-    return req_identity(c->req)->id;
-}
+const char *call_owner(const struct call *c) { return req_identity(c->req)->id; }
 
 const char *call_param(const struct call *c, const char *name)
 {
@@ -60,10 +58,7 @@ const char *call_param(const struct call *c, const char *name)
     return v ? v : "";
 }
 
-const json_t *call_body(const struct call *c)
-{
-    return req_body(c->req);
-}
+const json_t *call_body(const struct call *c) { return req_body(c->req); }
 
 int reply_headers(struct call *c)
 {
@@ -85,13 +80,15 @@ json_t *error_value(const struct ag_error *e)
                           e->status == 404 ? "not_found_error" : "invalid_request_error", "param",
                           e->has_param ? json_text(e->param) : json_null(), "code", e->code);
     if (e->refused)
-        label(o, "none", "not_implemented_locally", json_pack("{s:s}", "runtimes", "/v1/agents/runtimes"));
+        label(o, "none", "not_implemented_locally",
+              json_pack("{s:s}", "runtimes", "/v1/agents/runtimes"));
     return o;
 }
 
 int reply_error(struct call *c)
 {
-    if (reply_headers(c) < 0 || (c->e->status < 500 && resp_header(c->resp, "x-should-retry", "false", c->err) < 0))
+    if (reply_headers(c) < 0 ||
+        (c->e->status < 500 && resp_header(c->resp, "x-should-retry", "false", c->err) < 0))
         return -1;
     resp_status(c->resp, c->e->status);
     return resp_value(c->resp, json_pack("{s:o}", "error", error_value(c->e)), c->err);
@@ -114,12 +111,10 @@ json_t *label(json_t *o, const char *compute, const char *differences, json_t *e
     return o;
 }
 
-json_t *stamp_json(double t)
-{
-    return t > 0 ? json_integer((json_int_t)t) : json_null();
-}
+json_t *stamp_json(double t) { return t > 0 ? json_integer((json_int_t)t) : json_null(); }
 
-/* --- lists ---------------------------------------------------------------------------------------- */
+/* --- lists
+ * ---------------------------------------------------------------------------------------- */
 
 int page_read(struct call *c, struct page *p)
 {
@@ -140,8 +135,8 @@ static json_t *envelope(json_t *data, bool more)
     size_t n = json_array_size(data);
     json_t *first = n ? json_object_get(json_array_get(data, 0), "id") : NULL;
     json_t *last = n ? json_object_get(json_array_get(data, n - 1), "id") : NULL;
-    return json_pack("{s:s, s:o, s:O?, s:O?, s:b}", "object", "list", "data", data, "first_id", first, "last_id", last,
-                     "has_more", more);
+    return json_pack("{s:s, s:o, s:O?, s:O?, s:b}", "object", "list", "data", data, "first_id",
+                     first, "last_id", last, "has_more", more);
 }
 
 static void bind_arg(sqlite3_stmt *s, int n, struct list_arg a)
@@ -152,8 +147,9 @@ static void bind_arg(sqlite3_stmt *s, int n, struct list_arg a)
         sqlite3_bind_text(s, n, a.s, -1, SQLITE_TRANSIENT);
 }
 
-int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, struct list_arg a1, struct list_arg a2,
-              json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data), void *data, json_t **ret)
+int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, struct list_arg a1,
+              struct list_arg a2, json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data),
+              void *data, json_t **ret)
 {
     struct store *st = c->ag->store;
     int64_t cursor = p->asc ? 0 : INT64_MAX;
@@ -168,7 +164,8 @@ int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, 
         cursor = found ? sqlite3_column_int64(s, 0) : 0;
         sqlite3_reset(s);
         if (!found)
-            return ag_fail(c->e, 404, "agents.cursor_not_found", "after", "after: no such entry in this list");
+            return ag_fail(c->e, 404, "agents.cursor_not_found", "after",
+                           "after: no such entry in this list");
     }
     sqlite3_stmt *s = store_stmt(st, p->asc ? sql->asc : sql->desc, "");
     if (!s)
@@ -202,7 +199,8 @@ int list_array(struct call *c, const struct page *p, const json_t *values, json_
                 break;
         }
         if (from == n)
-            return ag_fail(c->e, 404, "agents.cursor_not_found", "after", "after: no such entry in this list");
+            return ag_fail(c->e, 404, "agents.cursor_not_found", "after",
+                           "after: no such entry in this list");
         from++;
     }
     json_t *list = json_array();
@@ -214,7 +212,8 @@ int list_array(struct call *c, const struct page *p, const json_t *values, json_
     return 0;
 }
 
-/* --- bodies --------------------------------------------------------------------------------------- */
+/* --- bodies
+ * --------------------------------------------------------------------------------------- */
 
 static bool listed(const char *keys, const char *key)
 {
@@ -232,7 +231,8 @@ int only_keys(struct ag_error *e, const json_t *o, const char *prefix, const cha
 {
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)o, key, v) {
+    json_object_foreach((json_t *)o, key, v)
+    {
         if (listed(keys, key))
             continue;
         char param[190];
@@ -266,7 +266,8 @@ int read_metadata(struct ag_error *e, const json_t *v, const char *param, json_t
         return ag_invalid(e, param, "%s: an object of at most 16 pairs", param);
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)v, key, value) {
+    json_object_foreach((json_t *)v, key, value)
+    {
         size_t chars = 0;
         for (const char *p = key; *p; p++)
             chars += ((unsigned char)*p & 0xC0) != 0x80;
@@ -290,7 +291,8 @@ void input_text(const json_t *v, struct buf *out)
         size_t i;
         json_t *m;
         bool any = false;
-        json_array_foreach((json_t *)v, i, m) {
+        json_array_foreach((json_t *)v, i, m)
+        {
             autobuf struct buf one = BUF_INIT;
             input_text(m, &one);
             if (!one.len)
@@ -312,7 +314,8 @@ void input_text(const json_t *v, struct buf *out)
     }
 }
 
-/* --- URLs ----------------------------------------------------------------------------------------- */
+/* --- URLs
+ * ----------------------------------------------------------------------------------------- */
 
 static bool global_name(const char *host)
 {
@@ -328,7 +331,8 @@ static bool global_name(const char *host)
     return true;
 }
 
-int check_url(struct ag_error *e, const char *url, size_t len, const char *param, bool http, bool query, bool open)
+int check_url(struct ag_error *e, const char *url, size_t len, const char *param, bool http,
+              bool query, bool open)
 {
     struct arena arena;
     struct abx_error err;
@@ -343,8 +347,10 @@ int check_url(struct ag_error *e, const char *url, size_t len, const char *param
             rc = ag_invalid(e, param, "%s: no blanks or control characters in a URL", param);
     if (rc == 0 && url_check(&rules, url, len, &arena, &parts, &err) < 0)
         rc = ag_invalid(e, param, "%s: %s", param, err.message);
-    if (rc == 0 && strcmp(parts.scheme, "https") != 0 && !(http && strcmp(parts.scheme, "http") == 0))
-        rc = ag_invalid(e, param, "%s: the scheme must be %s", param, http ? "http or https" : "https");
+    if (rc == 0 && strcmp(parts.scheme, "https") != 0 &&
+        !(http && strcmp(parts.scheme, "http") == 0))
+        rc = ag_invalid(e, param, "%s: the scheme must be %s", param,
+                        http ? "http or https" : "https");
     const char *at = strstr(url, "://");
     size_t authority = at ? strcspn(at + 3, "/?#") : 0;
     if (rc == 0 && (!at || memchr(at + 3, '@', authority)))
@@ -375,17 +381,12 @@ static char *url_piece(const char *url, bool origin)
     return buf_take(&out, NULL);
 }
 
-char *url_origin(const char *url)
-{
-    return url_piece(url, true);
-}
+char *url_origin(const char *url) { return url_piece(url, true); }
 
-char *url_host(const char *url)
-{
-    return url_piece(url, false);
-}
+char *url_host(const char *url) { return url_piece(url, false); }
 
-/* --- idempotency ------------------------------------------------------------------------------------ */
+/* --- idempotency
+ * ------------------------------------------------------------------------------------ */
 
 int read_key(struct call *c, const char **ret)
 {
@@ -404,7 +405,8 @@ int read_key(struct call *c, const char **ret)
     for (size_t i = 0; plain && i < n; i++)
         plain = (unsigned char)v[i] >= 0x20 && (unsigned char)v[i] < 0x7f;
     if (!plain)
-        return ag_invalid(c->e, "Idempotency-Key", "Idempotency-Key: at most 128 printable ASCII characters");
+        return ag_invalid(c->e, "Idempotency-Key",
+                          "Idempotency-Key: at most 128 printable ASCII characters");
     *ret = arena_strndup(req_arena(c->req), v, n);
     return *ret ? 0 : abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
 }
@@ -418,7 +420,8 @@ void body_hash(const json_t *body, char out[65])
 
 int key_find(struct call *c, const char *scope, const char *key, const char *hash, char **ret)
 {
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT hash, ref FROM keys WHERE scope = ? AND key = ?", "ss", scope, key);
+    sqlite3_stmt *s = store_stmt(
+        c->ag->store, "SELECT hash, ref FROM keys WHERE scope = ? AND key = ?", "ss", scope, key);
     if (!s || sqlite3_step(s) != SQLITE_ROW) {
         if (s)
             sqlite3_reset(s);
@@ -433,25 +436,30 @@ int key_find(struct call *c, const char *scope, const char *key, const char *has
     return 1;
 }
 
-int key_store(struct call *c, const char *scope, const char *key, const char *hash, const char *ref, int keep)
+int key_store(struct call *c, const char *scope, const char *key, const char *hash, const char *ref,
+              int keep)
 {
     struct abx_error err;
-    if (store_exec(c->ag->store, &err, "INSERT INTO keys(scope, key, hash, ref) VALUES(?,?,?,?)", "ssss", scope, key, hash,
-                   ref) < 0 ||
+    if (store_exec(c->ag->store, &err, "INSERT INTO keys(scope, key, hash, ref) VALUES(?,?,?,?)",
+                   "ssss", scope, key, hash, ref) < 0 ||
         store_exec(c->ag->store, &err,
-                   "DELETE FROM keys WHERE scope = ?1 AND rid NOT IN (SELECT rid FROM keys WHERE scope = ?1 ORDER BY rid "
+                   "DELETE FROM keys WHERE scope = ?1 AND rid NOT IN (SELECT rid FROM keys WHERE "
+                   "scope = ?1 ORDER BY rid "
                    "DESC LIMIT ?2)",
                    "si", scope, (int64_t)keep) < 0)
         return ag_store_fail(c->e, &err);
     return 0;
 }
 
-/* --- objects ---------------------------------------------------------------------------------------- */
+/* --- objects
+ * ---------------------------------------------------------------------------------------- */
 
-int object_get(struct call *c, const char *kind, const char *id, const char *param, const char *what, json_t **ret_doc)
+int object_get(struct call *c, const char *kind, const char *id, const char *param,
+               const char *what, json_t **ret_doc)
 {
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT doc FROM objects WHERE id = ? AND kind = ? AND owner = ?", "sss",
-                                 id, kind, call_owner(c));
+    sqlite3_stmt *s =
+        store_stmt(c->ag->store, "SELECT doc FROM objects WHERE id = ? AND kind = ? AND owner = ?",
+                   "sss", id, kind, call_owner(c));
     bool found = s && sqlite3_step(s) == SQLITE_ROW;
     if (found)
         *ret_doc = store_json(s, 0);
@@ -462,22 +470,26 @@ int object_get(struct call *c, const char *kind, const char *id, const char *par
 
 int object_count(struct call *c, const char *kind)
 {
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT count(*) FROM objects WHERE kind = ? AND owner = ?", "ss", kind,
-                                 call_owner(c));
+    sqlite3_stmt *s =
+        store_stmt(c->ag->store, "SELECT count(*) FROM objects WHERE kind = ? AND owner = ?", "ss",
+                   kind, call_owner(c));
     int n = s && sqlite3_step(s) == SQLITE_ROW ? sqlite3_column_int(s, 0) : 0;
     if (s)
         sqlite3_reset(s);
     return n;
 }
 
-int object_insert(struct call *c, const char *kind, const char *id, const json_t *doc, double now, int64_t size)
+int object_insert(struct call *c, const char *kind, const char *id, const json_t *doc, double now,
+                  int64_t size)
 {
     struct abx_error err;
     if (object_count(c, kind) >= MAX_OBJECTS)
-        return ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "too many of these; delete some first");
+        return ag_fail(c->e, 400, "agents.limit_exceeded", NULL,
+                       "too many of these; delete some first");
     if (store_exec(c->ag->store, &err,
-                   "INSERT INTO objects(id, kind, owner, doc, created, updated, size) VALUES(?,?,?,?,?,?,?)", "sssjddi",
-                   id, kind, call_owner(c), doc, now, now, size) < 0)
+                   "INSERT INTO objects(id, kind, owner, doc, created, updated, size) "
+                   "VALUES(?,?,?,?,?,?,?)",
+                   "sssjddi", id, kind, call_owner(c), doc, now, now, size) < 0)
         return ag_store_fail(c->e, &err);
     return 0;
 }
@@ -485,7 +497,8 @@ int object_insert(struct call *c, const char *kind, const char *id, const json_t
 int object_update(struct call *c, const char *id, const json_t *doc, double now)
 {
     struct abx_error err;
-    if (store_exec(c->ag->store, &err, "UPDATE objects SET doc = ?, updated = ? WHERE id = ?", "jds", doc, now, id) < 0)
+    if (store_exec(c->ag->store, &err, "UPDATE objects SET doc = ?, updated = ? WHERE id = ?",
+                   "jds", doc, now, id) < 0)
         return ag_store_fail(c->e, &err);
     return 0;
 }
@@ -500,8 +513,9 @@ int object_delete(struct call *c, const char *id)
 
 int session_row(struct call *c, const char *id, int64_t *ret_rid)
 {
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT rid FROM sessions WHERE id = ? AND owner = ? AND hidden = 0", "ss",
-                                 id, call_owner(c));
+    sqlite3_stmt *s = store_stmt(
+        c->ag->store, "SELECT rid FROM sessions WHERE id = ? AND owner = ? AND hidden = 0", "ss",
+        id, call_owner(c));
     bool found = s && sqlite3_step(s) == SQLITE_ROW;
     if (found)
         *ret_rid = sqlite3_column_int64(s, 0);
@@ -510,7 +524,8 @@ int session_row(struct call *c, const char *id, int64_t *ret_rid)
     return found ? 0 : ag_unknown(c->e, "session_id", "session", id);
 }
 
-/* --- agents ----------------------------------------------------------------------------------------- */
+/* --- agents
+ * ----------------------------------------------------------------------------------------- */
 
 void agent_spec_done(struct agent_spec *s)
 {
@@ -523,10 +538,7 @@ void agent_spec_done(struct agent_spec *s)
     json_decref(s->secrets);
 }
 
-bool ag_is_runtime(const char *name)
-{
-    return name && adapter_find(name) != NULL;
-}
+bool ag_is_runtime(const char *name) { return name && adapter_find(name) != NULL; }
 
 static const char *name_in(const json_t *o, const char *key)
 {
@@ -579,11 +591,13 @@ static bool one_line(const json_t *v, size_t max)
 
 static bool nothing(const json_t *v)
 {
-    return !v || json_is_null(v) || json_is_false(v) || (json_is_string(v) && !json_string_length(v)) ||
+    return !v || json_is_null(v) || json_is_false(v) ||
+           (json_is_string(v) && !json_string_length(v)) ||
            (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
 }
 
-static int read_tool(struct ag_error *e, const json_t *tool, const char *at, json_t **ret, json_t *secrets)
+static int read_tool(struct ag_error *e, const json_t *tool, const char *at, json_t **ret,
+                     json_t *secrets)
 {
     char p[190];
 #define PARAM(field) (snprintf(p, sizeof(p), "%.120s%s", at, field), p)
@@ -593,7 +607,8 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
     if (!type || strcmp(type, "mcp") != 0)
         return ag_invalid(e, PARAM(".type"), "%s: only mcp", p);
     if (only_keys(e, tool, PARAM("."),
-                  "type server_label transport allowed_tools connection_origin credential_id request_metadata required") < 0)
+                  "type server_label transport allowed_tools connection_origin credential_id "
+                  "request_metadata required") < 0)
         return -1;
     const json_t *name = json_object_get(tool, "server_label");
     const char *text = json_string_value(name);
@@ -613,7 +628,8 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
     const json_t *url = json_object_get(transport, "server_url");
     if (!json_is_string(url))
         return ag_invalid(e, PARAM(".transport.server_url"), "%s: a URL", p);
-    if (check_url(e, json_string_value(url), json_string_length(url), PARAM(".transport.server_url"), true, false, true) < 0)
+    if (check_url(e, json_string_value(url), json_string_length(url),
+                  PARAM(".transport.server_url"), true, false, true) < 0)
         return -1;
     const json_t *headers = json_object_get(transport, "headers");
     json_t *shown = json_object();
@@ -625,11 +641,13 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
         json_t *real = json_object();
         const char *key;
         json_t *value;
-        json_object_foreach((json_t *)headers, key, value) {
+        json_object_foreach((json_t *)headers, key, value)
+        {
             if (!*key || strlen(key) > 128 || !is_token(key) || !one_line(value, 8192)) {
                 json_decref(shown);
                 json_decref(real);
-                return ag_invalid(e, PARAM(".transport.headers"), "%s: names of token characters, values of one line", p);
+                return ag_invalid(e, PARAM(".transport.headers"),
+                                  "%s: names of token characters, values of one line", p);
             }
             json_object_set_new(shown, key, json_string("***"));
             json_object_set(real, key, value);
@@ -637,7 +655,8 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
         json_object_set_new(secrets, text, real);
     }
     const char *bad = NULL;
-    const json_t *origin = json_object_get(tool, "connection_origin"), *credential = json_object_get(tool, "credential_id");
+    const json_t *origin = json_object_get(tool, "connection_origin"),
+                 *credential = json_object_get(tool, "credential_id");
     if (!nothing(json_object_get(tool, "allowed_tools")))
         bad = ".allowed_tools";
     else if (!nothing(json_object_get(tool, "request_metadata")))
@@ -653,20 +672,23 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
         json_decref(shown);
         return ag_invalid(e, PARAM(bad), "%s: not supported here", p);
     }
-    *ret = json_pack("{s:s, s:O, s:{s:s, s:O, s:o}, s:n, s:s, s:O?, s:{}, s:b}", "type", "mcp", "server_label", name,
-                     "transport", "type", "http", "server_url", url, "headers", shown, "allowed_tools",
-                     "connection_origin", "environment", "credential_id",
-                     json_is_string(credential) ? credential : NULL, "request_metadata", "required", 0);
+    *ret = json_pack("{s:s, s:O, s:{s:s, s:O, s:o}, s:n, s:s, s:O?, s:{}, s:b}", "type", "mcp",
+                     "server_label", name, "transport", "type", "http", "server_url", url,
+                     "headers", shown, "allowed_tools", "connection_origin", "environment",
+                     "credential_id", json_is_string(credential) ? credential : NULL,
+                     "request_metadata", "required", 0);
     return 0;
 #undef PARAM
 }
 
-int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const struct adapter *ad, struct agent_spec *ret)
+int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const struct adapter *ad,
+               struct agent_spec *ret)
 {
     char p[190];
 #define PARAM(field) (snprintf(p, sizeof(p), "%s%s", prefix, field), p)
     if (only_keys(e, o, prefix,
-                  "model name instructions metadata multi_agent reasoning service_tier text tools adapter runtime") < 0)
+                  "model name instructions metadata multi_agent reasoning service_tier text tools "
+                  "adapter runtime") < 0)
         return -1;
     const json_t *v = json_object_get(o, "model");
     if (v) {
@@ -679,7 +701,8 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
         json_t *trimmed = n ? json_stringn(s, n) : NULL;
         if (!trimmed || text_chars(trimmed) > 256 || has_nul(v) || s[0] == '-') {
             json_decref(trimmed);
-            return ag_invalid(e, PARAM("model"), "%s: 1 to 256 characters that don't begin with -", p);
+            return ag_invalid(e, PARAM("model"), "%s: 1 to 256 characters that don't begin with -",
+                              p);
         }
         ret->model = trimmed;
     }
@@ -707,15 +730,17 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
             return ag_invalid(e, PARAM("reasoning"), "%s: an object", p);
         if (only_keys(e, v, PARAM("reasoning."), "effort summary") < 0)
             return -1;
-        const json_t *effort = json_object_get(v, "effort"), *summary = json_object_get(v, "summary");
+        const json_t *effort = json_object_get(v, "effort"),
+                     *summary = json_object_get(v, "summary");
         if (effort && !json_is_null(effort)) {
-            static const char *const levels[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+            static const char *const levels[] = {"none",   "minimal", "low",
+                                                 "medium", "high",    "xhigh"};
             bool known = false;
             for (size_t i = 0; json_is_string(effort) && i < ARRAY_LEN(levels); i++)
                 known = known || strcmp(levels[i], json_string_value(effort)) == 0;
             if (!known || (ad && ad != &adapter_codex))
-                return ag_invalid(e, PARAM("reasoning.effort"), "%s: none, minimal, low, medium, high or xhigh, with codex",
-                                  p);
+                return ag_invalid(e, PARAM("reasoning.effort"),
+                                  "%s: none, minimal, low, medium, high or xhigh, with codex", p);
         }
         if (summary && !json_is_null(summary))
             return ag_invalid(e, PARAM("reasoning.summary"), "%s: not supported here", p);
@@ -723,13 +748,15 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
     }
     v = json_object_get(o, "service_tier");
     if (v && !json_is_null(v) &&
-        (!json_is_string(v) || (strcmp(json_string_value(v), "auto") != 0 && strcmp(json_string_value(v), "default") != 0)))
+        (!json_is_string(v) || (strcmp(json_string_value(v), "auto") != 0 &&
+                                strcmp(json_string_value(v), "default") != 0)))
         return ag_invalid(e, PARAM("service_tier"), "%s: auto or default", p);
     v = json_object_get(o, "text");
     if (v && !json_is_null(v)) {
         if (!json_is_object(v))
             return ag_invalid(e, PARAM("text"), "%s: an object", p);
-        const json_t *format = json_object_get(v, "format"), *verbosity = json_object_get(v, "verbosity");
+        const json_t *format = json_object_get(v, "format"),
+                     *verbosity = json_object_get(v, "verbosity");
         const char *type = json_string_value(json_object_get(format, "type"));
         if (format && !json_is_null(format) && (!type || strcmp(type, "text") != 0))
             return ag_invalid(e, PARAM("text.format"), "%s: only the type text", p);
@@ -745,7 +772,8 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
         ret->secrets = json_object();
         size_t i;
         json_t *tool;
-        json_array_foreach((json_t *)v, i, tool) {
+        json_array_foreach((json_t *)v, i, tool)
+        {
             /* tools[0].… stands by itself: the contract names it without "agent." too */
             char at[64];
             snprintf(at, sizeof(at), "%stools[%zu]", prefix, i);
@@ -754,12 +782,14 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
                 return -1;
             size_t k;
             json_t *other;
-            json_array_foreach(ret->tools, k, other)
-                if (json_equal(json_object_get(other, "server_label"), json_object_get(wire, "server_label"))) {
-                    json_decref(wire);
-                    strncat(at, ".server_label", sizeof(at) - strlen(at) - 1);
-                    return ag_invalid(e, at, "%s: used twice", at);
-                }
+            json_array_foreach(ret->tools, k,
+                               other) if (json_equal(json_object_get(other, "server_label"),
+                                                     json_object_get(wire, "server_label")))
+            {
+                json_decref(wire);
+                strncat(at, ".server_label", sizeof(at) - strlen(at) - 1);
+                return ag_invalid(e, at, "%s: used twice", at);
+            }
             json_array_append_new(ret->tools, wire);
         }
     }
@@ -772,12 +802,14 @@ int secrets_store(struct call *c, const char *ref, const json_t *secrets)
     struct abx_error err;
     if (!json_object_size(secrets))
         return 0;
-    if (store_exec(c->ag->store, &err, "INSERT OR REPLACE INTO mem.secrets(ref, doc) VALUES(?,?)", "sj", ref, secrets) < 0)
+    if (store_exec(c->ag->store, &err, "INSERT OR REPLACE INTO mem.secrets(ref, doc) VALUES(?,?)",
+                   "sj", ref, secrets) < 0)
         return ag_store_fail(c->e, &err);
     return 0;
 }
 
-/* --- vaults of a session --------------------------------------------------------------------------------- */
+/* --- vaults of a session
+ * --------------------------------------------------------------------------------- */
 
 int read_vaults(struct call *c, const json_t *v, json_t *into)
 {
@@ -787,13 +819,15 @@ int read_vaults(struct call *c, const json_t *v, json_t *into)
         return ag_invalid(c->e, "vault_ids", "vault_ids: a list of at most 16 vault ids");
     size_t i;
     json_t *id;
-    json_array_foreach((json_t *)v, i, id) {
+    json_array_foreach((json_t *)v, i, id)
+    {
         char param[32];
         snprintf(param, sizeof(param), "vault_ids[%zu]", i);
         if (!json_is_string(id))
             return ag_invalid(c->e, "vault_ids", "vault_ids: a list of strings");
-        sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT 1 FROM mem.vaults WHERE id = ? AND owner = ?", "ss",
-                                     json_string_value(id), call_owner(c));
+        sqlite3_stmt *s =
+            store_stmt(c->ag->store, "SELECT 1 FROM mem.vaults WHERE id = ? AND owner = ?", "ss",
+                       json_string_value(id), call_owner(c));
         bool found = s && sqlite3_step(s) == SQLITE_ROW;
         if (s)
             sqlite3_reset(s);
@@ -802,8 +836,7 @@ int read_vaults(struct call *c, const json_t *v, json_t *into)
         bool seen = false;
         size_t k;
         json_t *have;
-        json_array_foreach(into, k, have)
-            seen = seen || json_equal(have, id);
+        json_array_foreach(into, k, have) seen = seen || json_equal(have, id);
         if (!seen)
             json_array_append(into, id);
     }
@@ -814,24 +847,27 @@ int bind_tools(struct call *c, json_t *tools, const json_t *vaults)
 {
     size_t i;
     json_t *tool;
-    json_array_foreach(tools, i, tool) {
+    json_array_foreach(tools, i, tool)
+    {
         char param[48];
         snprintf(param, sizeof(param), "tools[%zu].credential_id", i);
         const char *wanted = json_string_value(json_object_get(tool, "credential_id"));
-        autofree char *origin =
-            url_origin(json_string_value(json_object_get(json_object_get(tool, "transport"), "server_url")));
+        autofree char *origin = url_origin(
+            json_string_value(json_object_get(json_object_get(tool, "transport"), "server_url")));
         size_t k;
         json_t *vault;
         autofree char *found = NULL;
         bool named = false, mismatch = false;
         int matches = 0;
-        json_array_foreach((json_t *)vaults, k, vault) {
-            sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT id, doc FROM mem.credentials WHERE vault = ? ORDER BY rid",
-                                         "s", json_string_value(vault));
+        json_array_foreach((json_t *)vaults, k, vault)
+        {
+            sqlite3_stmt *s = store_stmt(
+                c->ag->store, "SELECT id, doc FROM mem.credentials WHERE vault = ? ORDER BY rid",
+                "s", json_string_value(vault));
             while (s && sqlite3_step(s) == SQLITE_ROW) {
                 autojson json_t *doc = store_json(s, 1);
-                const char *url =
-                    json_string_value(json_object_get(json_object_get(doc, "auth"), "mcp_server_url"));
+                const char *url = json_string_value(
+                    json_object_get(json_object_get(doc, "auth"), "mcp_server_url"));
                 autofree char *theirs = url_origin(url ? url : "");
                 bool same = theirs && origin && strcmp(theirs, origin) == 0;
                 if (wanted && strcmp(store_text(s, 0), wanted) != 0)
@@ -848,28 +884,33 @@ int bind_tools(struct call *c, json_t *tools, const json_t *vaults)
                 sqlite3_reset(s);
         }
         if (wanted && !named)
-            return ag_fail(c->e, 400, "agents.credential_not_found", param, "%s: not in the vaults of this session", param);
+            return ag_fail(c->e, 400, "agents.credential_not_found", param,
+                           "%s: not in the vaults of this session", param);
         if (wanted && mismatch)
-            return ag_fail(c->e, 400, "agents.credential_mismatch", param, "%s: it is for another server", param);
+            return ag_fail(c->e, 400, "agents.credential_mismatch", param,
+                           "%s: it is for another server", param);
         if (!wanted && matches > 1)
-            return ag_fail(c->e, 400, "agents.credential_ambiguous", param, "%s: several fit, name one", param);
+            return ag_fail(c->e, 400, "agents.credential_ambiguous", param,
+                           "%s: several fit, name one", param);
         if (found)
             json_object_set_new(tool, "_credential", json_string(found));
     }
     return 0;
 }
 
-/* --- workspaces ------------------------------------------------------------------------------------------ */
+/* --- workspaces
+ * ------------------------------------------------------------------------------------------ */
 
-int check_workspace(struct call *c, const char *path, size_t len, const char *param, bool system_dirs)
+int check_workspace(struct call *c, const char *path, size_t len, const char *param,
+                    bool system_dirs)
 {
     bool dots = false;
     for (const char *p = path; (p = strstr(p, "..")); p += 2)
         dots = dots || ((p == path || p[-1] == '/') && (p[2] == '/' || !p[2]));
     if (*path != '/' || dots || strlen(path) != len || len > 4000)
         return ag_invalid(c->e, param, "workspace_directory: an absolute path without ..");
-    static const char *const refused[] = {"/proc", "/sys", "/dev", "/etc", "/boot", "/usr", "/bin",
-                                          "/sbin", "/lib", "/lib64", "/run", "/var/lib"};
+    static const char *const refused[] = {"/proc", "/sys",  "/dev", "/etc",   "/boot", "/usr",
+                                          "/bin",  "/sbin", "/lib", "/lib64", "/run",  "/var/lib"};
     autofree char *real = realpath(path, NULL);
     const char *forms[] = {path, real ? real : path};
     for (size_t f = 0; system_dirs && f < 2; f++) {
@@ -880,7 +921,8 @@ int check_workspace(struct call *c, const char *path, size_t len, const char *pa
             bad = bad || (strncmp(form, refused[i], n) == 0 && (form[n] == '/' || !form[n]));
         }
         if (bad)
-            return ag_fail(c->e, 400, "agents.path_refused", param, "workspace_directory: not a place for a workspace");
+            return ag_fail(c->e, 400, "agents.path_refused", param,
+                           "workspace_directory: not a place for a workspace");
     }
     struct arena arena;
     struct guard_path gp;

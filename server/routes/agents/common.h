@@ -1,5 +1,6 @@
 #pragma once
-/* What the handlers of the agents group share: one call, its answers, lists, and the checks of bodies. */
+/* What the handlers of the agents group share: one call, its answers, lists, and the checks of
+ * bodies. */
 
 #include "routes/agents/module.h"
 
@@ -46,7 +47,8 @@ int reply_headers(struct call *c);
 int reply_error(struct call *c);
 json_t *error_value(const struct ag_error *e); /* the object under "error" */
 
-/* differences: blank-separated. extras: object, taken, may be NULL. Adds x_agent_sandbox to o and returns it. */
+/* differences: blank-separated. extras: object, taken, may be NULL. Adds x_agent_sandbox to o and
+ * returns it. */
 json_t *label(json_t *o, const char *compute, const char *differences, json_t *extras);
 #define LABEL_SESSION "queued_not_steered usage_adapter_best_effort"
 
@@ -63,14 +65,16 @@ struct list_sql {
     const char *cursor, *asc, *desc;
 };
 /* where: a condition with ?1 and ?2. Every list is in order of insertion. */
-#define LIST_SQL(cols, table, where)                                                                                   \
-    {                                                                                                                  \
-        .cursor = "SELECT rid FROM " table " WHERE " where " AND id = ?3",                                              \
-        .asc = "SELECT id, " cols " FROM " table " WHERE " where " AND rid > ?3 ORDER BY rid LIMIT ?4",                  \
-        .desc = "SELECT id, " cols " FROM " table " WHERE " where " AND rid < ?3 ORDER BY rid DESC LIMIT ?4",            \
+#define LIST_SQL(cols, table, where)                                                               \
+    {                                                                                              \
+        .cursor = "SELECT rid FROM " table " WHERE " where " AND id = ?3",                         \
+        .asc = "SELECT id, " cols " FROM " table " WHERE " where                                   \
+               " AND rid > ?3 ORDER BY rid LIMIT ?4",                                              \
+        .desc = "SELECT id, " cols " FROM " table " WHERE " where                                  \
+                " AND rid < ?3 ORDER BY rid DESC LIMIT ?4",                                        \
     }
-/* row: columns from 1 on are `cols`; new reference. fmt, a1, a2: as store_stmt ('i' int64_t, 's' text). Lock held.
- * Returns the envelope through ret. */
+/* row: columns from 1 on are `cols`; new reference. fmt, a1, a2: as store_stmt ('i' int64_t, 's'
+ * text). Lock held. Returns the envelope through ret. */
 struct list_arg {
     char kind; /* i, s */
     int64_t i;
@@ -78,8 +82,9 @@ struct list_arg {
 };
 #define ARG_I(v) ((struct list_arg){.kind = 'i', .i = (v)})
 #define ARG_S(v) ((struct list_arg){.kind = 's', .s = (v)})
-int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, struct list_arg a1, struct list_arg a2,
-              json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data), void *data, json_t **ret);
+int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, struct list_arg a1,
+              struct list_arg a2, json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data),
+              void *data, json_t **ret);
 /* The same over an array in order of insertion, elements with "id". values: borrowed. */
 int list_array(struct call *c, const struct page *p, const json_t *values, json_t **ret);
 
@@ -93,7 +98,8 @@ size_t text_chars(const json_t *v);
 /* The text of an input value (08, section 4); appends. */
 void input_text(const json_t *v, struct buf *out);
 /* https (http when allowed) without user, query, fragment; hosts public when `open` is false. */
-int check_url(struct ag_error *e, const char *url, size_t len, const char *param, bool http, bool query, bool open);
+int check_url(struct ag_error *e, const char *url, size_t len, const char *param, bool http,
+              bool query, bool open);
 /* scheme://host:port of a URL that was checked, lower case; heap. */
 char *url_origin(const char *url);
 char *url_host(const char *url);
@@ -101,10 +107,11 @@ char *url_host(const char *url);
 int read_key(struct call *c, const char **ret);
 /* SHA-256 of the body's canonical form. */
 void body_hash(const json_t *body, char out[65]);
-/* What is stored under the key: 1 and *ret (heap) when the body is the same, 0 when it is new, -1 mismatch.
- * Lock held. */
+/* What is stored under the key: 1 and *ret (heap) when the body is the same, 0 when it is new, -1
+ * mismatch. Lock held. */
 int key_find(struct call *c, const char *scope, const char *key, const char *hash, char **ret);
-int key_store(struct call *c, const char *scope, const char *key, const char *hash, const char *ref, int keep);
+int key_store(struct call *c, const char *scope, const char *key, const char *hash, const char *ref,
+              int keep);
 
 /* --- agents --- */
 
@@ -115,7 +122,8 @@ struct agent_spec {
 };
 void agent_spec_done(struct agent_spec *s);
 /* prefix "agent." or "". definition: model and metadata rules of a stored one. */
-int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const struct adapter *ad, struct agent_spec *ret);
+int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const struct adapter *ad,
+               struct agent_spec *ret);
 /* First named runtime of the request (08, section 3). agent, model may be NULL. */
 int select_runtime(struct call *c, const json_t *body, const json_t *agent, const char *model,
                    const struct adapter **ret);
@@ -123,9 +131,11 @@ bool ag_is_runtime(const char *name);
 int secrets_store(struct call *c, const char *ref, const json_t *secrets); /* lock held */
 
 /* A row of `objects`; *ret_doc new. 404 with param when it is not the caller's. Lock held. */
-int object_get(struct call *c, const char *kind, const char *id, const char *param, const char *what, json_t **ret_doc);
+int object_get(struct call *c, const char *kind, const char *id, const char *param,
+               const char *what, json_t **ret_doc);
 int object_count(struct call *c, const char *kind);
-int object_insert(struct call *c, const char *kind, const char *id, const json_t *doc, double now, int64_t size);
+int object_insert(struct call *c, const char *kind, const char *id, const json_t *doc, double now,
+                  int64_t size);
 int object_update(struct call *c, const char *id, const json_t *doc, double now);
 int object_delete(struct call *c, const char *id);
 #define MAX_OBJECTS 1000
@@ -137,5 +147,6 @@ int read_vaults(struct call *c, const json_t *v, json_t *into);
 /* Binds tools (cfg form) to credentials of the vaults. Lock held. */
 int bind_tools(struct call *c, json_t *tools, const json_t *vaults);
 /* Judges a workspace path and refuses system directories. param may be NULL. */
-int check_workspace(struct call *c, const char *path, size_t len, const char *param, bool system_dirs);
+int check_workspace(struct call *c, const char *path, size_t len, const char *param,
+                    bool system_dirs);
 json_t *stamp_json(double t);

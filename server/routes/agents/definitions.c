@@ -1,4 +1,5 @@
-/* Stored agents. A session takes a snapshot of its definition, so an update reaches new sessions only. */
+/* Stored agents. A session takes a snapshot of its definition, so an update reaches new sessions
+ * only. */
 #include "routes/agents/common.h"
 
 #include <string.h>
@@ -8,14 +9,13 @@
 /* Columns: doc, created, updated. */
 static json_t *shown(const char *id, const json_t *doc, double created, double updated)
 {
-    json_t *o = json_pack("{s:s, s:s, s:o, s:o}", "id", id, "object", "agent", "created_at", stamp_json(created),
-                          "updated_at", stamp_json(updated));
+    json_t *o = json_pack("{s:s, s:s, s:o, s:o}", "id", id, "object", "agent", "created_at",
+                          stamp_json(created), "updated_at", stamp_json(updated));
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)doc, key, v)
-        if (key[0] != '_')
-            json_object_set(o, key, v);
-    return label(o, "local_state", DIFFERENCES, json_pack("{s:O}", "runtime", json_object_get(doc, "_runtime")));
+    json_object_foreach((json_t *)doc, key, v) if (key[0] != '_') json_object_set(o, key, v);
+    return label(o, "local_state", DIFFERENCES,
+                 json_pack("{s:O}", "runtime", json_object_get(doc, "_runtime")));
 }
 
 static json_t *row(struct call *c, sqlite3_stmt *s, void *data)
@@ -35,7 +35,8 @@ static void apply(json_t *doc, const struct agent_spec *s)
     if (s->metadata)
         json_object_set(doc, "metadata", s->metadata);
     if (s->effort)
-        json_object_set_new(doc, "reasoning", json_pack("{s:O, s:n}", "effort", s->effort, "summary"));
+        json_object_set_new(doc, "reasoning",
+                            json_pack("{s:O, s:n}", "effort", s->effort, "summary"));
     if (s->tools)
         json_object_set(doc, "tools", s->tools);
 }
@@ -55,10 +56,10 @@ int agents_definitions_create(struct call *c)
     agents_new_id("agent_", id);
     double now = wall_seconds();
     autojson json_t *doc = json_pack(
-        "{s:n, s:n, s:n, s:{}, s:{s:b, s:n}, s:{s:n, s:n}, s:s, s:{s:{s:s}, s:s}, s:[], s:s}", "name", "model",
-        "instructions", "metadata", "multi_agent", "enabled", 0, "max_concurrent_subagents", "reasoning", "effort",
-        "summary", "service_tier", "default", "text", "format", "type", "text", "verbosity", "medium", "tools", "_runtime",
-        ad->name);
+        "{s:n, s:n, s:n, s:{}, s:{s:b, s:n}, s:{s:n, s:n}, s:s, s:{s:{s:s}, s:s}, s:[], s:s}",
+        "name", "model", "instructions", "metadata", "multi_agent", "enabled", 0,
+        "max_concurrent_subagents", "reasoning", "effort", "summary", "service_tier", "default",
+        "text", "format", "type", "text", "verbosity", "medium", "tools", "_runtime", ad->name);
     if (agent_read(c->e, body, "", ad, &spec) == 0) {
         apply(doc, &spec);
         store_lock(c->ag->store);
@@ -88,10 +89,10 @@ int agents_definitions_list(struct call *c)
 static json_t *get(struct call *c, const char *id)
 {
     json_t *o = NULL;
-    sqlite3_stmt *s = store_stmt(
-        c->ag->store,
-        "SELECT id, doc, created, updated FROM objects WHERE id = ? AND kind = 'definition' AND owner = ?", "ss", id,
-        call_owner(c));
+    sqlite3_stmt *s = store_stmt(c->ag->store,
+                                 "SELECT id, doc, created, updated FROM objects WHERE id = ? AND "
+                                 "kind = 'definition' AND owner = ?",
+                                 "ss", id, call_owner(c));
     if (s && sqlite3_step(s) == SQLITE_ROW)
         o = row(c, s, NULL);
     if (s)
@@ -117,11 +118,13 @@ int agents_definitions_update(struct call *c)
     json_t *o = NULL;
     store_lock(c->ag->store);
     int rc = object_get(c, "definition", id, "agent_id", "agent", &doc);
-    for (const char *const *f = (const char *const[]){"adapter", "runtime", NULL}; rc == 0 && *f; f++)
+    for (const char *const *f = (const char *const[]){"adapter", "runtime", NULL}; rc == 0 && *f;
+         f++)
         if (json_object_get(body, *f))
             rc = ag_invalid(c->e, *f, "%s: fixed when the agent is created", *f);
     if (rc == 0)
-        rc = agent_read(c->e, body, "", adapter_find(json_string_value(json_object_get(doc, "_runtime"))), &spec);
+        rc = agent_read(c->e, body, "",
+                        adapter_find(json_string_value(json_object_get(doc, "_runtime"))), &spec);
     if (rc == 0) {
         apply(doc, &spec);
         rc = object_update(c, id, doc, wall_seconds());
@@ -144,10 +147,13 @@ int agents_definitions_delete(struct call *c)
     if (rc == 0)
         rc = object_delete(c, id);
     if (rc == 0)
-        (void)store_exec(c->ag->store, NULL, "DELETE FROM mem.secrets WHERE ref = ?", "s", id); /* unreachable now */
+        (void)store_exec(c->ag->store, NULL, "DELETE FROM mem.secrets WHERE ref = ?", "s",
+                         id); /* unreachable now */
     store_unlock(c->ag->store);
     if (rc < 0)
         return -1;
-    return reply(c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object", "agent.deleted", "deleted", 1), "local_state",
-                          "snapshot_at_session_start", json_pack("{s:O}", "runtime", json_object_get(doc, "_runtime"))));
+    return reply(
+        c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object", "agent.deleted", "deleted", 1),
+                 "local_state", "snapshot_at_session_start",
+                 json_pack("{s:O}", "runtime", json_object_get(doc, "_runtime"))));
 }

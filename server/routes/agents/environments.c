@@ -1,5 +1,6 @@
-/* Environments (a bound directory plus variables), their files, templates, and uploaded files. Files are written
- * beneath the workspace's descriptor without following links; each also passes the policy's path guard. */
+/* Environments (a bound directory plus variables), their files, templates, and uploaded files.
+ * Files are written beneath the workspace's descriptor without following links; each also passes
+ * the policy's path guard. */
 #include "routes/agents/common.h"
 #include "routes/agents/multipart.h"
 
@@ -23,17 +24,43 @@
 #define MAX_DEPTH 20
 #define OWNER_BYTES ((int64_t)256 * MIB)
 
-/* --- variables -------------------------------------------------------------------------------------------- */
+/* --- variables
+ * -------------------------------------------------------------------------------------------- */
 
 static bool env_refused(const char *name)
 {
-    static const char *const exact[] = {
-        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "IFS", "ENV", "BASH_ENV", "PS4", "PROMPT_COMMAND", "TMPDIR", "TERM",
-        "LANG", "LANGUAGE", "TZ", "NODE_OPTIONS", "NODE_PATH", "NODE_EXTRA_CA_CERTS", "NPM_CONFIG_REGISTRY", "PYTHONPATH",
-        "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "RUBYOPT", "PERL5OPT", "SSL_CERT_FILE", "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"};
-    static const char *const prefixes[] = {"LD_", "DYLD_", "CODEX_", "QWEN_", "ABX_", "GIT_", "XDG_", "LC_", "BASH_FUNC_",
-                                           "NPM_CONFIG_", "OPENAI_", "ANTHROPIC_"};
+    static const char *const exact[] = {"PATH",
+                                        "HOME",
+                                        "USER",
+                                        "LOGNAME",
+                                        "SHELL",
+                                        "IFS",
+                                        "ENV",
+                                        "BASH_ENV",
+                                        "PS4",
+                                        "PROMPT_COMMAND",
+                                        "TMPDIR",
+                                        "TERM",
+                                        "LANG",
+                                        "LANGUAGE",
+                                        "TZ",
+                                        "NODE_OPTIONS",
+                                        "NODE_PATH",
+                                        "NODE_EXTRA_CA_CERTS",
+                                        "NPM_CONFIG_REGISTRY",
+                                        "PYTHONPATH",
+                                        "PYTHONHOME",
+                                        "PYTHONSTARTUP",
+                                        "PYTHONUSERBASE",
+                                        "RUBYOPT",
+                                        "PERL5OPT",
+                                        "SSL_CERT_FILE",
+                                        "SSL_CERT_DIR",
+                                        "REQUESTS_CA_BUNDLE",
+                                        "CURL_CA_BUNDLE"};
+    static const char *const prefixes[] = {"LD_",        "DYLD_",       "CODEX_",  "QWEN_",
+                                           "ABX_",       "GIT_",        "XDG_",    "LC_",
+                                           "BASH_FUNC_", "NPM_CONFIG_", "OPENAI_", "ANTHROPIC_"};
     for (size_t i = 0; i < ARRAY_LEN(exact); i++)
         if (strcasecmp(name, exact[i]) == 0)
             return true;
@@ -55,7 +82,8 @@ static int read_env(struct call *c, const json_t *v, const char *prefix, json_t 
         return ag_invalid(c->e, p, "%s: an object of at most 64 variables", p);
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)v, name, value) {
+    json_object_foreach((json_t *)v, name, value)
+    {
         snprintf(p, sizeof(p), "%senv.%.130s", prefix, name);
         bool good = (isalpha((unsigned char)*name) || *name == '_') && strlen(name) <= 128;
         for (const char *s = name; good && *s; s++)
@@ -75,9 +103,7 @@ static bool nothing(const json_t *v)
     if (json_is_object(v)) {
         const char *key;
         json_t *inner;
-        json_object_foreach((json_t *)v, key, inner)
-            if (!nothing(inner))
-                return false;
+        json_object_foreach((json_t *)v, key, inner) if (!nothing(inner)) return false;
         return true;
     }
     return !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && !json_array_size(v)) ||
@@ -86,8 +112,9 @@ static bool nothing(const json_t *v)
 
 static int refuse_hosted(struct call *c, const json_t *o, const char *prefix)
 {
-    static const char *const fields[] = {"network", "packages", "setup_commands", "plugins", "skills", "desktop",
-                                         "container_size", "capability_directories"};
+    static const char *const fields[] = {
+        "network", "packages", "setup_commands", "plugins",
+        "skills",  "desktop",  "container_size", "capability_directories"};
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         char p[64];
         snprintf(p, sizeof(p), "%s%s", prefix, fields[i]);
@@ -97,18 +124,16 @@ static int refuse_hosted(struct call *c, const json_t *o, const char *prefix)
     return 0;
 }
 
-/* --- one file ---------------------------------------------------------------------------------------------- */
+/* --- one file
+ * ---------------------------------------------------------------------------------------------- */
 
 struct file {
-    char path[1100]; /* relative to the workspace */
+    char path[1100];     /* relative to the workspace */
     const char *file_id; /* or NULL */
     struct buf data;
 };
 
-static void file_done(struct file *f)
-{
-    buf_done(&f->data);
-}
+static void file_done(struct file *f) { buf_done(&f->data); }
 
 static char *blob_path(struct call *c, const char *id)
 {
@@ -136,10 +161,12 @@ static int path_refused(struct call *c, const char *param, const char *why)
 /* Text rules of a path; relative form through ret. */
 static int file_path(struct call *c, const json_t *v, const char *param, char *ret, size_t size)
 {
-    static const char *const first_parts[] = {".git", ".codex", ".claude", ".cursor", ".qwen", ".qoder", ".ssh"};
+    static const char *const first_parts[] = {".git",  ".codex", ".claude", ".cursor",
+                                              ".qwen", ".qoder", ".ssh"};
     static const char *const last_parts[] = {
-        ".mcp.json", "AGENTS.md", "QWEN.md", "CLAUDE.md", "GEMINI.md", ".bashrc", ".bash_profile", ".bash_login",
-        ".bash_logout", ".profile", ".zshrc", ".zprofile", ".zshenv", ".envrc"};
+        ".mcp.json", "AGENTS.md",     "QWEN.md",     "CLAUDE.md",    "GEMINI.md",
+        ".bashrc",   ".bash_profile", ".bash_login", ".bash_logout", ".profile",
+        ".zshrc",    ".zprofile",     ".zshenv",     ".envrc"};
     const char *s = json_string_value(v);
     if (!s || *s != '/' || strlen(s) != json_string_length(v) || json_string_length(v) > 1024)
         return ag_invalid(c->e, param, "%s: an absolute path of at most 1024 bytes", param);
@@ -148,9 +175,11 @@ static int file_path(struct call *c, const json_t *v, const char *param, char *r
     const char *last = "";
     bool bad = false, first_bad = false;
     autofree char *copy = strdup(s);
-    for (char *save = NULL, *part = copy ? strtok_r(copy, "/", &save) : NULL; part; part = strtok_r(NULL, "/", &save)) {
+    for (char *save = NULL, *part = copy ? strtok_r(copy, "/", &save) : NULL; part;
+         part = strtok_r(NULL, "/", &save)) {
         bad = bad || strcmp(part, "..") == 0 || strcmp(part, ".") == 0 || strlen(part) > 255;
-        if (parts == 0 && !out.len && strcmp(part, "workspace") == 0 && last[0] == '\0' && save && *save) {
+        if (parts == 0 && !out.len && strcmp(part, "workspace") == 0 && last[0] == '\0' && save &&
+            *save) {
             last = part; /* the leading /workspace is the workspace itself */
             continue;
         }
@@ -174,8 +203,10 @@ static int file_path(struct call *c, const json_t *v, const char *param, char *r
     return rc;
 }
 
-/* One entry of "files", or the body of a file's create (prefix ""). load: the bytes of a file id, too. */
-static int read_file_spec(struct call *c, const json_t *o, const char *prefix, bool load, struct file *f)
+/* One entry of "files", or the body of a file's create (prefix ""). load: the bytes of a file id,
+ * too. */
+static int read_file_spec(struct call *c, const json_t *o, const char *prefix, bool load,
+                          struct file *f)
 {
     char p[64];
 #define PARAM(field) (snprintf(p, sizeof(p), "%s%s", prefix, field), p)
@@ -190,20 +221,23 @@ static int read_file_spec(struct call *c, const json_t *o, const char *prefix, b
         return -1;
     if (is_inline) {
         const json_t *data = json_object_get(o, "data");
-        if (!json_is_string(data) || base64_decode(&f->data, json_string_value(data), json_string_length(data)) < 0)
+        if (!json_is_string(data) ||
+            base64_decode(&f->data, json_string_value(data), json_string_length(data)) < 0)
             return ag_invalid(c->e, PARAM("data"), "%s: base64", p);
     } else {
         f->file_id = json_string_value(json_object_get(o, "file_id"));
         autojson json_t *doc = NULL;
         if (!f->file_id)
             return ag_invalid(c->e, PARAM("file_id"), "%s: the id of an uploaded file", p);
-        sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT 1 FROM objects WHERE id = ? AND kind = 'file' AND owner = ?", "ss",
-                                     f->file_id, call_owner(c));
+        sqlite3_stmt *s = store_stmt(
+            c->ag->store, "SELECT 1 FROM objects WHERE id = ? AND kind = 'file' AND owner = ?",
+            "ss", f->file_id, call_owner(c));
         bool found = s && sqlite3_step(s) == SQLITE_ROW;
         if (s)
             sqlite3_reset(s);
         if (!found || (load && read_blob(c, f->file_id, &f->data) < 0))
-            return ag_fail(c->e, 400, "agents.file_not_found", PARAM("file_id"), "%s: no such file", p);
+            return ag_fail(c->e, 400, "agents.file_not_found", PARAM("file_id"), "%s: no such file",
+                           p);
     }
     if ((int64_t)f->data.len > c->ag->set.max_file_bytes)
         return ag_fail(c->e, 400, "agents.file_too_large", PARAM(is_inline ? "data" : "file_id"),
@@ -237,7 +271,9 @@ static json_t *shown_file(const struct file *f, bool with_id)
     return o;
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------ */
+/* --- writing
+ * ------------------------------------------------------------------------------------------------
+ */
 
 struct written { /* to be taken back when a later one fails */
     char path[1100];
@@ -245,7 +281,8 @@ struct written { /* to be taken back when a later one fails */
 };
 
 /* Walks to the parent of rel beneath root, making directories. */
-static int open_parent(struct call *c, int root, const char *rel, const char *param, const char **ret_name)
+static int open_parent(struct call *c, int root, const char *rel, const char *param,
+                       const char **ret_name)
 {
     int at = fcntl(root, F_DUPFD_CLOEXEC, 0);
     for (;;) {
@@ -293,8 +330,8 @@ static int same_bytes(int fd, const struct buf *data)
     return n == 0 && at == data->len;
 }
 
-static int write_file(struct call *c, int root, const char *root_path, const struct file *f, const char *param,
-                      bool *ret_fresh)
+static int write_file(struct call *c, int root, const char *root_path, const struct file *f,
+                      const char *param, bool *ret_fresh)
 {
     /* the policy's own rules about this path */
     autobuf struct buf full = BUF_INIT;
@@ -303,7 +340,8 @@ static int write_file(struct call *c, int root, const char *root_path, const str
     *ret_fresh = false;
     buf_addf(&full, "%s/%s", root_path, f->path);
     arena_init(&arena);
-    int rc = buf_str(&full) ? guard_check(req_guard(c->req), full.data, full.len, NULL, OP_WRITE, &arena, &gp, c->err)
+    int rc = buf_str(&full) ? guard_check(req_guard(c->req), full.data, full.len, NULL, OP_WRITE,
+                                          &arena, &gp, c->err)
                             : abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
     arena_done(&arena);
     if (rc < 0)
@@ -312,17 +350,20 @@ static int write_file(struct call *c, int root, const char *root_path, const str
     autoclose int parent = open_parent(c, root, f->path, param, &name);
     if (parent < 0)
         return -1;
-    autoclose int fd = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    autoclose int fd =
+        openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd < 0 && errno == EEXIST) {
         autoclose int have = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         if (have < 0 && errno == ELOOP)
             return path_refused(c, param, "it is a link");
         if (have >= 0 && same_bytes(have, &f->data))
             return 0;
-        return ag_fail(c->e, 400, "agents.file_exists", param, "%s: exists with other contents", param);
+        return ag_fail(c->e, 400, "agents.file_exists", param, "%s: exists with other contents",
+                       param);
     }
     if (fd < 0)
-        return ag_fail(c->e, 400, "agents.workspace_error", param, "%s: %s", param, strerror(errno));
+        return ag_fail(c->e, 400, "agents.workspace_error", param, "%s: %s", param,
+                       strerror(errno));
     *ret_fresh = true;
     (void)fchmod(fd, 0644); /* whatever the umask is */
     for (size_t at = 0; at < f->data.len;) {
@@ -333,8 +374,8 @@ static int write_file(struct call *c, int root, const char *root_path, const str
             int sys = errno;
             (void)unlinkat(parent, name, 0);
             *ret_fresh = false;
-            return ag_fail(c->e, sys == ENOSPC || sys == EDQUOT ? 507 : 400, "agents.workspace_error", param, "%s: %s", param,
-                           strerror(sys));
+            return ag_fail(c->e, sys == ENOSPC || sys == EDQUOT ? 507 : 400,
+                           "agents.workspace_error", param, "%s: %s", param, strerror(sys));
         }
         at += (size_t)n;
     }
@@ -348,14 +389,16 @@ static void take_back(int root, struct written *w, size_t n)
             (void)unlinkat(root, w[n].path, 0); /* written just now; directories stay */
 }
 
-/* --- environments -------------------------------------------------------------------------------------------- */
+/* --- environments
+ * -------------------------------------------------------------------------------------------- */
 
 static json_t *shown_env(const char *id, const json_t *doc, double created)
 {
-    return label(json_pack("{s:s, s:s, s:s, s:s, s:O, s:[], s:[], s:[], s:O, s:O, s:o}", "id", id, "object",
-                           "agent.environment", "type", "self_hosted", "status", "ready", "files",
-                           json_object_get(doc, "files"), "plugins", "skills", "capability_directories",
-                           "workspace_directory", json_object_get(doc, "workspace_directory"), "vault_ids",
+    return label(json_pack("{s:s, s:s, s:s, s:s, s:O, s:[], s:[], s:[], s:O, s:O, s:o}", "id", id,
+                           "object", "agent.environment", "type", "self_hosted", "status", "ready",
+                           "files", json_object_get(doc, "files"), "plugins", "skills",
+                           "capability_directories", "workspace_directory",
+                           json_object_get(doc, "workspace_directory"), "vault_ids",
                            json_object_get(doc, "vault_ids"), "created_at", stamp_json(created)),
                  "local_state",
                  json_is_true(json_object_get(doc, "_converted"))
@@ -371,25 +414,28 @@ static json_t *env_of_row(struct call *c, sqlite3_stmt *s, void *data)
 }
 
 /* Opens the workspace, made if missing. */
-static int open_workspace(struct call *c, const char *path, const char *param, int *ret_fd, char real[4096])
+static int open_workspace(struct call *c, const char *path, const char *param, int *ret_fd,
+                          char real[4096])
 {
     struct arena arena;
     struct guard_path gp;
     struct abx_error err;
     arena_init(&arena);
     int fd = -1;
-    int rc = guard_open(req_guard(c->req), path, strlen(path), OP_WRITE, O_RDONLY | O_DIRECTORY, 0, &arena, &gp, &fd, &err);
+    int rc = guard_open(req_guard(c->req), path, strlen(path), OP_WRITE, O_RDONLY | O_DIRECTORY, 0,
+                        &arena, &gp, &fd, &err);
     if (rc < 0 && err.sys == ENOENT) {
         int parent = -1;
-        rc = guard_open_parent(req_guard(c->req), path, strlen(path), OP_WRITE, true, &arena, &gp, &parent, &err);
+        rc = guard_open_parent(req_guard(c->req), path, strlen(path), OP_WRITE, true, &arena, &gp,
+                               &parent, &err);
         if (rc == 0) {
             if (mkdirat(parent, gp.name, 0777) < 0 && errno != EEXIST)
                 rc = abx_fail_os(&err, errno, path);
             close(parent);
         }
         if (rc == 0)
-            rc = guard_open(req_guard(c->req), path, strlen(path), OP_WRITE, O_RDONLY | O_DIRECTORY, 0, &arena, &gp, &fd,
-                            &err);
+            rc = guard_open(req_guard(c->req), path, strlen(path), OP_WRITE, O_RDONLY | O_DIRECTORY,
+                            0, &arena, &gp, &fd, &err);
     }
     if (rc == 0) {
         snprintf(real, 4096, "%s", gp.resolved);
@@ -403,7 +449,8 @@ static int open_workspace(struct call *c, const char *path, const char *param, i
     return rc;
 }
 
-static int write_all(struct call *c, const char *workspace, struct file *files, size_t n, const char *prefix, int root)
+static int write_all(struct call *c, const char *workspace, struct file *files, size_t n,
+                     const char *prefix, int root)
 {
     struct written *w = calloc(n ? n : 1, sizeof(*w));
     size_t done = 0;
@@ -421,7 +468,8 @@ static int write_all(struct call *c, const char *workspace, struct file *files, 
     return rc;
 }
 
-static int read_files(struct call *c, const json_t *v, const char *prefix, bool load, struct file *files, size_t *n)
+static int read_files(struct call *c, const json_t *v, const char *prefix, bool load,
+                      struct file *files, size_t *n)
 {
     if (!v || json_is_null(v))
         return 0;
@@ -431,7 +479,8 @@ static int read_files(struct call *c, const json_t *v, const char *prefix, bool 
         return ag_invalid(c->e, p, "%s: a list of at most 100", p);
     size_t i;
     json_t *o;
-    json_array_foreach((json_t *)v, i, o) {
+    json_array_foreach((json_t *)v, i, o)
+    {
         snprintf(p, sizeof(p), "%sfiles[%zu].", prefix, i);
         int rc = read_file_spec(c, o, p, load, &files[(*n)++]);
         if (rc < 0)
@@ -448,29 +497,35 @@ static int create_env(struct call *c, struct file *files, json_t **ret)
     if (!json_is_object(o))
         return ag_invalid(c->e, "environment", "environment: an object");
     if (only_keys(c->e, o, "environment.",
-                  "type workspace_directory env files environment_template_id network packages setup_commands plugins "
+                  "type workspace_directory env files environment_template_id network packages "
+                  "setup_commands plugins "
                   "skills desktop container_size capability_directories") < 0 ||
         refuse_hosted(c, o, "environment.") < 0)
         return -1;
     v = json_object_get(o, "type");
     const char *type = json_is_string(v) ? json_string_value(v) : "self_hosted";
     bool hosted = strcmp(type, "openai_hosted") == 0;
-    if ((v && !json_is_null(v) && !json_is_string(v)) || (!hosted && strcmp(type, "self_hosted") != 0))
+    if ((v && !json_is_null(v) && !json_is_string(v)) ||
+        (!hosted && strcmp(type, "self_hosted") != 0))
         return ag_invalid(c->e, "environment.type", "environment.type: self_hosted");
     if (hosted) {
         const char *key;
         json_t *value;
-        json_object_foreach((json_t *)o, key, value)
-            if (strcmp(key, "type") != 0 && !nothing(value))
-                return ag_invalid(c->e, "environment.type",
-                                  "environment.type: openai_hosted is taken as self_hosted only with nothing beside it");
+        json_object_foreach(
+            (json_t *)o, key,
+            value) if (strcmp(key, "type") != 0 &&
+                       !nothing(
+                           value)) return ag_invalid(c->e, "environment.type",
+                                                     "environment.type: openai_hosted is taken as "
+                                                     "self_hosted only with nothing beside it");
     }
     v = json_object_get(o, "workspace_directory");
     if (v && !json_is_null(v) && !json_is_string(v))
-        return ag_invalid(c->e, "environment.workspace_directory", "environment.workspace_directory: a string");
-    autofree char *workspace = json_is_string(v)
-                                   ? strndup(json_string_value(v), json_string_length(v))
-                                   : agents_default_workspace(c->ag, req_guard(c->req), "/workspace");
+        return ag_invalid(c->e, "environment.workspace_directory",
+                          "environment.workspace_directory: a string");
+    autofree char *workspace =
+        json_is_string(v) ? strndup(json_string_value(v), json_string_length(v))
+                          : agents_default_workspace(c->ag, req_guard(c->req), "/workspace");
     if (!workspace)
         return abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
     autojson json_t *env = NULL, *own = NULL, *vaults = json_array(), *shown = json_array();
@@ -482,18 +537,21 @@ static int create_env(struct call *c, struct file *files, json_t **ret)
         if (!id)
             return ag_invalid(c->e, "environment.environment_template_id",
                               "environment.environment_template_id: the id of a template");
-        if (object_get(c, "template", id, "environment_template_id", "environment template", &doc) < 0)
+        if (object_get(c, "template", id, "environment_template_id", "environment template", &doc) <
+            0)
             return -1;
         env = json_deep_copy(json_object_get(doc, "_env"));
         size_t i;
         json_t *f;
-        json_array_foreach(json_object_get(doc, "_files"), i, f) {
+        json_array_foreach(json_object_get(doc, "_files"), i, f)
+        {
             struct file *t = &files[n];
             autofree char *blob = NULL;
             snprintf(t->path, sizeof(t->path), "%s", json_string_value(json_object_get(f, "path")));
             if (read_blob(c, json_string_value(json_object_get(f, "blob")), &t->data) < 0)
-                return ag_fail(c->e, 400, "agents.file_not_found", "environment.environment_template_id",
-                               "environment.environment_template_id: a file of the template is gone");
+                return ag_fail(
+                    c->e, 400, "agents.file_not_found", "environment.environment_template_id",
+                    "environment.environment_template_id: a file of the template is gone");
             n++;
         }
     }
@@ -503,7 +561,8 @@ static int create_env(struct call *c, struct file *files, json_t **ret)
         json_object_update(env, own);
     const json_t *all_env = env ? env : own;
     if (read_vaults(c, json_object_get(body, "vault_ids"), vaults) < 0 ||
-        check_workspace(c, workspace, strlen(workspace), "environment.workspace_directory", true) < 0 ||
+        check_workspace(c, workspace, strlen(workspace), "environment.workspace_directory", true) <
+            0 ||
         read_files(c, json_object_get(o, "files"), "environment.", true, files, &n) < 0)
         return -1;
     char real[4096];
@@ -513,9 +572,9 @@ static int create_env(struct call *c, struct file *files, json_t **ret)
         return -1;
     for (size_t i = 0; i < n; i++)
         json_array_append_new(shown, shown_file(&files[i], true));
-    autojson json_t *doc =
-        json_pack("{s:O, s:s, s:O, s:O, s:b}", "files", shown, "workspace_directory", real, "vault_ids", vaults, "_env",
-                  all_env ? all_env : json_null(), "_converted", hosted);
+    autojson json_t *doc = json_pack("{s:O, s:s, s:O, s:O, s:b}", "files", shown,
+                                     "workspace_directory", real, "vault_ids", vaults, "_env",
+                                     all_env ? all_env : json_null(), "_converted", hosted);
     char id[AG_ID_MAX];
     agents_new_id("env_", id);
     double now = wall_seconds();
@@ -542,7 +601,8 @@ int agents_environments_create(struct call *c)
 
 int agents_environments_list(struct call *c)
 {
-    static const struct list_sql sql = LIST_SQL("doc, created", "objects", "kind = ?2 AND owner = ?1");
+    static const struct list_sql sql =
+        LIST_SQL("doc, created", "objects", "kind = ?2 AND owner = ?1");
     struct page p;
     json_t *list;
     const char *type = req_query(c->req, "type", NULL);
@@ -550,7 +610,8 @@ int agents_environments_list(struct call *c)
         return -1;
     store_lock(c->ag->store);
     int rc = list_rows(c, &p, &sql, ARG_S(call_owner(c)),
-                       ARG_S(type && strcmp(type, "self_hosted") != 0 ? "none" : "environment"), env_of_row, NULL, &list);
+                       ARG_S(type && strcmp(type, "self_hosted") != 0 ? "none" : "environment"),
+                       env_of_row, NULL, &list);
     store_unlock(c->ag->store);
     return rc < 0 ? -1 : reply(c, list);
 }
@@ -560,8 +621,9 @@ static int get_env(struct call *c, json_t **ret_doc, double *ret_created)
     const char *id = call_param(c, "environment_id");
     store_lock(c->ag->store);
     sqlite3_stmt *s = store_stmt(
-        c->ag->store, "SELECT doc, created FROM objects WHERE id = ? AND kind = 'environment' AND owner = ?", "ss", id,
-        call_owner(c));
+        c->ag->store,
+        "SELECT doc, created FROM objects WHERE id = ? AND kind = 'environment' AND owner = ?",
+        "ss", id, call_owner(c));
     bool found = s && sqlite3_step(s) == SQLITE_ROW;
     if (found) {
         *ret_doc = store_json(s, 0);
@@ -599,7 +661,8 @@ int agents_environment_files_create(struct call *c)
     autoclose int root = -1;
     bool fresh;
     if (rc == 0)
-        rc = open_workspace(c, json_string_value(json_object_get(doc, "workspace_directory")), "environment_id", &root, real);
+        rc = open_workspace(c, json_string_value(json_object_get(doc, "workspace_directory")),
+                            "environment_id", &root, real);
     if (rc == 0)
         rc = write_file(c, root, real, f, "path", &fresh);
     snprintf(path, sizeof(path), "/workspace/%s", f->path);
@@ -608,13 +671,14 @@ int agents_environment_files_create(struct call *c)
     free(f);
     if (rc < 0)
         return -1;
-    return reply(c, label(json_pack("{s:s, s:s, s:o, s:I}", "object", "agent.environment.file", "environment_id",
-                                    call_param(c, "environment_id"), "path", json_text(path), "size_bytes",
-                                    (json_int_t)size),
+    return reply(c, label(json_pack("{s:s, s:s, s:o, s:I}", "object", "agent.environment.file",
+                                    "environment_id", call_param(c, "environment_id"), "path",
+                                    json_text(path), "size_bytes", (json_int_t)size),
                           "local_state", "local_workspace no_overwrite", NULL));
 }
 
-/* --- listing files -------------------------------------------------------------------------------------------- */
+/* --- listing files
+ * -------------------------------------------------------------------------------------------- */
 
 struct entry {
     char *path;
@@ -628,7 +692,8 @@ struct walk {
 
 static void walk_dir(struct walk *w, int fd, const char *prefix, int depth)
 {
-    static const char *const hidden[] = {".git", ".codex", ".claude", ".cursor", ".qwen", ".qoder", ".ssh"};
+    static const char *const hidden[] = {".git",  ".codex", ".claude", ".cursor",
+                                         ".qwen", ".qoder", ".ssh"};
     DIR *d = fdopendir(fd);
     if (!d) {
         close(fd);
@@ -699,7 +764,8 @@ int agents_environment_files_list(struct call *c)
         return ag_invalid(c->e, "path", "path: an absolute prefix");
     if (token) {
         char *end = NULL;
-        from = token[0] == 'o' && isdigit((unsigned char)token[1]) ? strtoll(token + 1, &end, 10) : -1;
+        from =
+            token[0] == 'o' && isdigit((unsigned char)token[1]) ? strtoll(token + 1, &end, 10) : -1;
         if (from < 0 || (end && *end) || from > MAX_LISTED)
             return ag_invalid(c->e, "page", "page: the next of an earlier answer");
     }
@@ -716,14 +782,14 @@ int agents_environment_files_list(struct call *c)
     struct guard_path gp;
     arena_init(&arena);
     const char *workspace = json_string_value(json_object_get(doc, "workspace_directory"));
-    int rc = guard_open(req_guard(c->req), workspace, strlen(workspace), OP_READ, O_RDONLY | O_DIRECTORY, 0, &arena, &gp,
-                        &root, c->err);
+    int rc = guard_open(req_guard(c->req), workspace, strlen(workspace), OP_READ,
+                        O_RDONLY | O_DIRECTORY, 0, &arena, &gp, &root, c->err);
     arena_done(&arena);
     if (rc < 0) {
         if (c->err->status == 403)
             return -1;
-        return ag_fail(c->e, 400, "agents.workspace_error", "environment_id", "the workspace can't be read: %s",
-                       c->err->message);
+        return ag_fail(c->e, 400, "agents.workspace_error", "environment_id",
+                       "the workspace can't be read: %s", c->err->message);
     }
     (void)real;
     struct walk w = {0};
@@ -735,7 +801,8 @@ int agents_environment_files_list(struct call *c)
     bool more = false;
     for (size_t i = 0; i < w.n; i++) {
         const struct entry *e = &w.all[p.asc ? i : w.n - 1 - i];
-        if (under_len && (strncmp(e->path, under, under_len) != 0 || (e->path[under_len] && e->path[under_len] != '/')))
+        if (under_len && (strncmp(e->path, under, under_len) != 0 ||
+                          (e->path[under_len] && e->path[under_len] != '/')))
             continue;
         if (at++ < from)
             continue;
@@ -746,36 +813,44 @@ int agents_environment_files_list(struct call *c)
         last = at;
         autobuf struct buf shown = BUF_INIT;
         buf_addf(&shown, "/workspace/%s", e->path);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I}", "object", "agent.environment.file", "environment_id",
-                                              id, "path", json_bytes(shown.data, shown.len), "size_bytes",
-                                              (json_int_t)e->size));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I}", "object",
+                                              "agent.environment.file", "environment_id", id,
+                                              "path", json_bytes(shown.data, shown.len),
+                                              "size_bytes", (json_int_t)e->size));
     }
     for (size_t i = 0; i < w.n; i++)
         free(w.all[i].path);
     free(w.all);
     char next[32];
     snprintf(next, sizeof(next), "o%lld", (long long)last);
-    return reply(c, label(json_pack("{s:s, s:o, s:b, s:o}", "object", "list", "data", list, "has_more", more, "next",
-                                    more ? json_string(next) : json_null()),
-                          "local_state", "local_workspace", NULL));
+    return reply(c,
+                 label(json_pack("{s:s, s:o, s:b, s:o}", "object", "list", "data", list, "has_more",
+                                 more, "next", more ? json_string(next) : json_null()),
+                       "local_state", "local_workspace", NULL));
 }
 
-/* --- templates --------------------------------------------------------------------------------------------------- */
+/* --- templates
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 static json_t *shown_template(const char *id, const json_t *doc, double created, double updated)
 {
-    return label(json_pack("{s:s, s:s, s:o, s:o, s:O, s:O, s:[], s:{s:s, s:[]}, s:{s:[], s:[], s:[]}, s:[], s:[], s:n}", "id",
-                           id, "object", "agent.environment.template", "created_at", stamp_json(created), "updated_at",
-                           stamp_json(updated), "name", json_object_get(doc, "name"), "files",
-                           json_object_get(doc, "files"), "capability_directories", "network", "access", "enabled",
-                           "allowed_domains", "packages", "npm", "python", "system", "plugins", "skills", "desktop"),
+    return label(json_pack("{s:s, s:s, s:o, s:o, s:O, s:O, s:[], s:{s:s, s:[]}, s:{s:[], s:[], "
+                           "s:[]}, s:[], s:[], s:n}",
+                           "id", id, "object", "agent.environment.template", "created_at",
+                           stamp_json(created), "updated_at", stamp_json(updated), "name",
+                           json_object_get(doc, "name"), "files", json_object_get(doc, "files"),
+                           "capability_directories", "network", "access", "enabled",
+                           "allowed_domains", "packages", "npm", "python", "system", "plugins",
+                           "skills", "desktop"),
                  "local_state", "not_hosted_template applies_env_and_files_only", NULL);
 }
 
 static json_t *template_of_row(struct call *c, sqlite3_stmt *s, void *data)
 {
     autojson json_t *doc = store_json(s, 1);
-    return shown_template(store_text(s, 0), doc, sqlite3_column_double(s, 2), sqlite3_column_double(s, 3));
+    return shown_template(store_text(s, 0), doc, sqlite3_column_double(s, 2),
+                          sqlite3_column_double(s, 3));
 }
 
 static int save_blob(struct call *c, const char *id, const void *data, size_t len)
@@ -787,7 +862,8 @@ static int save_blob(struct call *c, const char *id, const void *data, size_t le
     autofree char *path = blob_path(c, id);
     autoclose int fd = path ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
     if (fd < 0)
-        return ag_fail(c->e, 500, "server_error", NULL, "a file can't be kept: %s", strerror(errno));
+        return ag_fail(c->e, 500, "server_error", NULL, "a file can't be kept: %s",
+                       strerror(errno));
     for (size_t at = 0; at < len;) {
         ssize_t n = write(fd, (const char *)data + at, len - at);
         if (n < 0 && errno == EINTR)
@@ -795,8 +871,8 @@ static int save_blob(struct call *c, const char *id, const void *data, size_t le
         if (n < 0) {
             int sys = errno;
             (void)unlink(path);
-            return ag_fail(c->e, sys == ENOSPC || sys == EDQUOT ? 507 : 500, "server_error", NULL, "a file can't be kept: %s",
-                           strerror(sys));
+            return ag_fail(c->e, sys == ENOSPC || sys == EDQUOT ? 507 : 500, "server_error", NULL,
+                           "a file can't be kept: %s", strerror(sys));
         }
         at += (size_t)n;
     }
@@ -807,7 +883,8 @@ static void drop_blobs(struct call *c, const json_t *files)
 {
     size_t i;
     json_t *f;
-    json_array_foreach((json_t *)files, i, f) {
+    json_array_foreach((json_t *)files, i, f)
+    {
         autofree char *path = blob_path(c, json_string_value(json_object_get(f, "blob")));
         if (path)
             (void)unlink(path); /* nobody names it any more */
@@ -818,9 +895,10 @@ static void drop_blobs(struct call *c, const json_t *files)
 static int fill_template(struct call *c, json_t *doc)
 {
     const json_t *body = call_body(c), *v = json_object_get(body, "name");
-    if (only_keys(c->e, body, "",
-                  "name env files network packages setup_commands plugins skills desktop container_size "
-                  "capability_directories") < 0 ||
+    if (only_keys(
+            c->e, body, "",
+            "name env files network packages setup_commands plugins skills desktop container_size "
+            "capability_directories") < 0 ||
         refuse_hosted(c, body, "") < 0)
         return -1;
     if (v && !json_is_null(v) && (!json_is_string(v) || text_chars(v) > 256))
@@ -846,7 +924,8 @@ static int fill_template(struct call *c, json_t *doc)
         agents_new_id("tmplfile-", blob);
         rc = save_blob(c, blob, files[i].data.data, files[i].data.len);
         if (rc == 0) {
-            json_array_append_new(kept, json_pack("{s:s, s:s}", "path", files[i].path, "blob", blob));
+            json_array_append_new(kept,
+                                  json_pack("{s:s, s:s}", "path", files[i].path, "blob", blob));
             json_array_append_new(shown, shown_file(&files[i], false));
         }
     }
@@ -879,7 +958,8 @@ int agents_environment_templates_create(struct call *c)
 
 int agents_environment_templates_list(struct call *c)
 {
-    static const struct list_sql sql = LIST_SQL("doc, created, updated", "objects", "kind = 'template' AND owner = ?1");
+    static const struct list_sql sql =
+        LIST_SQL("doc, created, updated", "objects", "kind = 'template' AND owner = ?1");
     struct page p;
     json_t *list;
     if (page_read(c, &p) < 0)
@@ -893,9 +973,10 @@ int agents_environment_templates_list(struct call *c)
 static json_t *get_template(struct call *c, const char *id, json_t **ret_doc)
 {
     json_t *o = NULL;
-    sqlite3_stmt *s = store_stmt(
-        c->ag->store, "SELECT id, doc, created, updated FROM objects WHERE id = ? AND kind = 'template' AND owner = ?", "ss",
-        id, call_owner(c));
+    sqlite3_stmt *s = store_stmt(c->ag->store,
+                                 "SELECT id, doc, created, updated FROM objects WHERE id = ? AND "
+                                 "kind = 'template' AND owner = ?",
+                                 "ss", id, call_owner(c));
     if (s && sqlite3_step(s) == SQLITE_ROW) {
         o = template_of_row(c, s, NULL);
         if (ret_doc)
@@ -940,12 +1021,15 @@ int agents_environment_templates_delete(struct call *c)
         drop_blobs(c, json_object_get(doc, "_files"));
     store_unlock(c->ag->store);
     return rc < 0 ? -1
-                  : reply(c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object", "agent.environment.template.deleted",
-                                             "deleted", 1),
-                                   "local_state", "not_hosted_template applies_env_and_files_only", NULL));
+                  : reply(c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object",
+                                             "agent.environment.template.deleted", "deleted", 1),
+                                   "local_state", "not_hosted_template applies_env_and_files_only",
+                                   NULL));
 }
 
-/* --- uploaded files ------------------------------------------------------------------------------------------------ */
+/* --- uploaded files
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static int create_file(struct call *c, const json_t *body, const struct buf *raw)
 {
@@ -963,7 +1047,8 @@ static int create_file(struct call *c, const json_t *body, const struct buf *raw
         buf_add(&bytes, raw->data ? raw->data : "", raw->len);
     } else {
         const json_t *text = data ? data : file;
-        if (!json_is_string(text) || base64_decode(&bytes, json_string_value(text), json_string_length(text)) < 0)
+        if (!json_is_string(text) ||
+            base64_decode(&bytes, json_string_value(text), json_string_length(text)) < 0)
             return ag_invalid(c->e, data ? "data" : "file", "%s: base64", data ? "data" : "file");
     }
     if (bytes.failed)
@@ -976,12 +1061,14 @@ static int create_file(struct call *c, const json_t *body, const struct buf *raw
     const json_t *filename = json_is_string(name) && json_string_length(name) ? name : fallback;
     agents_new_id("file-", id);
     double now = wall_seconds();
-    json_t *o = json_pack("{s:s, s:s, s:I, s:o, s:O, s:s, s:s, s:n}", "id", id, "object", "file", "bytes",
-                          (json_int_t)bytes.len, "created_at", stamp_json(now), "filename",
+    json_t *o = json_pack("{s:s, s:s, s:I, s:o, s:O, s:s, s:s, s:n}", "id", id, "object", "file",
+                          "bytes", (json_int_t)bytes.len, "created_at", stamp_json(now), "filename",
                           filename, "purpose", "user_data", "status", "processed", "expires_at");
     store_lock(c->ag->store);
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT coalesce(sum(size), 0) FROM objects WHERE kind = 'file' AND owner = ?",
-                                 "s", call_owner(c));
+    sqlite3_stmt *s =
+        store_stmt(c->ag->store,
+                   "SELECT coalesce(sum(size), 0) FROM objects WHERE kind = 'file' AND owner = ?",
+                   "s", call_owner(c));
     int64_t used = s && sqlite3_step(s) == SQLITE_ROW ? sqlite3_column_int64(s, 0) : 0;
     if (s)
         sqlite3_reset(s);

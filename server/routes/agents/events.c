@@ -37,7 +37,8 @@ static void sse_end(struct sse *x)
     sse_free(x);
 }
 
-static bool on_frame(void *owner, int64_t seq, int sub, const char *type, const char *data, size_t len)
+static bool on_frame(void *owner, int64_t seq, int sub, const char *type, const char *data,
+                     size_t len)
 {
     struct sse *x = owner;
     char head[160];
@@ -69,17 +70,15 @@ static void on_gap(void *owner, int64_t first)
 {
     struct sse *x = owner;
     char frame[320];
-    int n = snprintf(frame, sizeof(frame),
-                     "event: agent.session.gap\ndata: {\"type\":\"agent.session.gap\",\"session_id\":\"%s\","
-                     "\"first_available\":\"evt_%010lld\"}\n\n",
-                     x->session, (long long)first);
+    int n = snprintf(
+        frame, sizeof(frame),
+        "event: agent.session.gap\ndata: {\"type\":\"agent.session.gap\",\"session_id\":\"%s\","
+        "\"first_available\":\"evt_%010lld\"}\n\n",
+        x->session, (long long)first);
     stream_write(x->out, frame, (size_t)n);
 }
 
-static void on_ended(void *owner)
-{
-    sse_end(owner);
-}
+static void on_ended(void *owner) { sse_end(owner); }
 
 static void on_drain(void *owner)
 {
@@ -87,10 +86,7 @@ static void on_drain(void *owner)
     evlog_resume(x->in);
 }
 
-static void on_gone(void *owner)
-{
-    sse_free(owner);
-}
+static void on_gone(void *owner) { sse_free(owner); }
 
 static void on_ping(void *data)
 {
@@ -116,7 +112,8 @@ static int read_after(const char *text, int64_t *ret)
 int agents_sessions_events_stream(struct call *c)
 {
     static const struct stream_ops stream_ops = {.drain = on_drain, .gone = on_gone};
-    static const struct evlog_ops log_ops = {.frame = on_frame, .ready = is_ready, .gap = on_gap, .ended = on_ended};
+    static const struct evlog_ops log_ops = {
+        .frame = on_frame, .ready = is_ready, .gap = on_gap, .ended = on_ended};
     const char *id = call_param(c, "session_id"), *after = req_query(c->req, "after", NULL);
     struct session *s = session_find(c->ag, id, call_owner(c), false);
     if (!s)
@@ -132,7 +129,8 @@ int agents_sessions_events_stream(struct call *c)
         from = from > newest ? newest : from;
     }
     if (s->log.n_readers >= AG_MAX_STREAMS)
-        return ag_fail(c->e, 429, "agents.too_many_streams", NULL, "this session has %d streams already", AG_MAX_STREAMS);
+        return ag_fail(c->e, 429, "agents.too_many_streams", NULL,
+                       "this session has %d streams already", AG_MAX_STREAMS);
     struct sse *x = calloc(1, sizeof(*x));
     if (!x)
         return abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
@@ -140,7 +138,8 @@ int agents_sessions_events_stream(struct call *c)
     x->owner = strdup(call_owner(c));
     snprintf(x->session, sizeof(x->session), "%s", s->id);
     timer_init(&x->ping, req_loop(c->req), on_ping, x);
-    if (!x->owner || reply_headers(c) < 0 || resp_header(c->resp, "Cache-Control", "no-cache", c->err) < 0) {
+    if (!x->owner || reply_headers(c) < 0 ||
+        resp_header(c->resp, "Cache-Control", "no-cache", c->err) < 0) {
         sse_free(x);
         return -1;
     }

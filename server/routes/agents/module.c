@@ -1,5 +1,5 @@
-/* The module's one symbol, and the way of a call: handler on the loop or on a worker, errors in the group's
- * envelope. */
+/* The module's one symbol, and the way of a call: handler on the loop or on a worker, errors in the
+ * group's envelope. */
 #include "routes/agents/common.h"
 
 #include <string.h>
@@ -20,10 +20,7 @@ struct plain {
     agents_handler run;
 };
 
-static void plain_work(struct job *j)
-{
-    j->rc = ((struct plain *)j)->run(&j->c);
-}
+static void plain_work(struct job *j) { j->rc = ((struct plain *)j)->run(&j->c); }
 
 static void plain_done(struct job *j)
 {
@@ -31,7 +28,8 @@ static void plain_done(struct job *j)
     free(j);
 }
 
-static int handle(struct agents *ag, enum agents_op op, struct req *req, struct resp *resp, struct abx_error *err)
+static int handle(struct agents *ag, enum agents_op op, struct req *req, struct resp *resp,
+                  struct abx_error *err)
 {
     struct ag_error e = {0};
     struct call c = {.ag = ag, .req = req, .resp = resp, .err = err, .e = &e};

@@ -75,7 +75,8 @@ static char *extended(const char *value)
 static void quoted_printable(const char *s, size_t len, struct buf *out)
 {
     for (size_t i = 0; i < len; i++) {
-        if (s[i] == '=' && i + 2 < len && isxdigit((unsigned char)s[i + 1]) && isxdigit((unsigned char)s[i + 2])) {
+        if (s[i] == '=' && i + 2 < len && isxdigit((unsigned char)s[i + 1]) &&
+            isxdigit((unsigned char)s[i + 2])) {
             char hex[3] = {s[i + 1], s[i + 2], 0};
             buf_addc(out, (char)strtol(hex, NULL, 16));
             i += 2;
@@ -151,12 +152,14 @@ static int part(const char *data, size_t len, struct multipart *m, struct abx_er
     } else {
         if (decoded.len && !utf8_valid(decoded.data, decoded.len))
             return bad(err, "a field is not UTF-8");
-        json_object_set_new(m->fields, name, json_bytes(decoded.data ? decoded.data : "", decoded.len));
+        json_object_set_new(m->fields, name,
+                            json_bytes(decoded.data ? decoded.data : "", decoded.len));
     }
     return m->file.failed || decoded.failed ? abx_fail(err, E_NO_MEMORY, 0, "out of memory") : 0;
 }
 
-int multipart_parse(const char *content_type, const char *body, size_t len, struct multipart *m, struct abx_error *err)
+int multipart_parse(const char *content_type, const char *body, size_t len, struct multipart *m,
+                    struct abx_error *err)
 {
     *m = (struct multipart){.fields = json_object()};
     autofree char *boundary = parameter(content_type, "boundary");
@@ -169,7 +172,8 @@ int multipart_parse(const char *content_type, const char *body, size_t len, stru
     const char *end = body + len, *at = body;
     int n = 0;
     /* the first boundary stands at the beginning of a line */
-    while (at && (at = memmem(at, (size_t)(end - at), mark.data, mark.len)) && at != body && at[-1] != '\n')
+    while (at && (at = memmem(at, (size_t)(end - at), mark.data, mark.len)) && at != body &&
+           at[-1] != '\n')
         at += mark.len;
     if (!at)
         return bad(err, "malformed multipart body");
@@ -185,7 +189,8 @@ int multipart_parse(const char *content_type, const char *body, size_t len, stru
             break;
         from++;
         const char *next = from;
-        while ((next = memmem(next, (size_t)(end - next), mark.data, mark.len)) && next != from && next[-1] != '\n')
+        while ((next = memmem(next, (size_t)(end - next), mark.data, mark.len)) && next != from &&
+               next[-1] != '\n')
             next += mark.len;
         const char *stop = next ? next : end;
         if (stop > from && stop[-1] == '\n')

@@ -1,5 +1,6 @@
-/* Responses: one turn of a hidden session each. What happens in the turn is said as it happens, into a log of the
- * response's own; JSON, SSE and WebSocket answers are readers of that log or wait for its end. */
+/* Responses: one turn of a hidden session each. What happens in the turn is said as it happens,
+ * into a log of the response's own; JSON, SSE and WebSocket answers are readers of that log or wait
+ * for its end. */
 #include "routes/agents/common.h"
 
 #include "base/json.h"
@@ -16,7 +17,7 @@
 #define MAX_FRAME (10 * MIB)
 #define MAX_OUTPUT_BYTES (64 * MIB)
 
-struct response { /* being answered; loop */
+struct response {     /* being answered; loop */
     struct list node; /* agents.responses */
     struct agents *ag;
     char id[AG_ID_MAX], turn[AG_ID_MAX], session[AG_ID_MAX];
@@ -38,7 +39,8 @@ struct waiter { /* somebody who wants the whole response */
     bool cancel_with_client;
 };
 
-/* --- rendering ------------------------------------------------------------------------------------------- */
+/* --- rendering
+ * ------------------------------------------------------------------------------------------- */
 
 /* The output form of a stored item; new reference. */
 static json_t *output_item(const json_t *item)
@@ -56,30 +58,36 @@ static json_t *output_item(const json_t *item)
     snprintf(shown, sizeof(shown), "%s%s", prefix, hex);
     const json_t *status = json_object_get(item, "status");
     if (prefix[0] == 'm' && prefix[1] == 's') {
-        const json_t *text = json_object_get(json_array_get(json_object_get(item, "content"), 0), "text");
-        return json_pack("{s:s, s:s, s:O, s:s, s:[{s:s, s:O, s:[]}]}", "id", shown, "type", "message", "status", status,
-                         "role", "assistant", "content", "type", "output_text", "text", text, "annotations");
+        const json_t *text =
+            json_object_get(json_array_get(json_object_get(item, "content"), 0), "text");
+        return json_pack("{s:s, s:s, s:O, s:s, s:[{s:s, s:O, s:[]}]}", "id", shown, "type",
+                         "message", "status", status, "role", "assistant", "content", "type",
+                         "output_text", "text", text, "annotations");
     }
     if (prefix[0] == 'r')
         return json_pack("{s:s, s:s, s:O, s:O}", "id", shown, "type", "reasoning", "summary",
                          json_object_get(item, "summary"), "status", status);
     json_t *o;
     if (prefix[0] == 'c') {
-        o = json_pack("{s:s, s:s, s:O, s:O, s:O, s:O, s:O, s:O}", "id", shown, "type", "command_execution", "status", status,
-                      "command", json_object_get(item, "command"), "cwd", json_object_get(item, "cwd"), "output",
-                      json_object_get(item, "output"), "exit_code", json_object_get(item, "exit_code"), "duration_ms",
+        o = json_pack("{s:s, s:s, s:O, s:O, s:O, s:O, s:O, s:O}", "id", shown, "type",
+                      "command_execution", "status", status, "command",
+                      json_object_get(item, "command"), "cwd", json_object_get(item, "cwd"),
+                      "output", json_object_get(item, "output"), "exit_code",
+                      json_object_get(item, "exit_code"), "duration_ms",
                       json_object_get(item, "duration_ms"));
     } else if (mcp) {
         autobuf struct buf arguments = BUF_INIT;
         json_write(&arguments, json_object_get(item, "arguments"));
-        o = json_pack("{s:s, s:s, s:O, s:O, s:O, s:s, s:O, s:O}", "id", shown, "type", "mcp_call", "status", status,
-                      "server_label", json_object_get(item, "server_label"), "name", json_object_get(item, "name"),
-                      "arguments", buf_str(&arguments) ? arguments.data : "", "output", json_object_get(item, "output"),
-                      "error", json_object_get(item, "error"));
-    } else {
-        o = json_pack("{s:s, s:s, s:O, s:O, s:O, s:O, s:O}", "id", shown, "type", "tool_call", "status", status, "tool_name",
-                      json_object_get(item, "name"), "arguments", json_object_get(item, "arguments"), "output",
+        o = json_pack("{s:s, s:s, s:O, s:O, s:O, s:s, s:O, s:O}", "id", shown, "type", "mcp_call",
+                      "status", status, "server_label", json_object_get(item, "server_label"),
+                      "name", json_object_get(item, "name"), "arguments",
+                      buf_str(&arguments) ? arguments.data : "", "output",
                       json_object_get(item, "output"), "error", json_object_get(item, "error"));
+    } else {
+        o = json_pack("{s:s, s:s, s:O, s:O, s:O, s:O, s:O}", "id", shown, "type", "tool_call",
+                      "status", status, "tool_name", json_object_get(item, "name"), "arguments",
+                      json_object_get(item, "arguments"), "output", json_object_get(item, "output"),
+                      "error", json_object_get(item, "error"));
     }
     return label(o, "local_process", "response_is_cli_turn", NULL);
 }
@@ -89,31 +97,35 @@ static json_t *usage_form(const json_t *usage)
     if (!json_is_object(usage))
         return json_null();
     json_t *o = json_deep_copy(usage);
-    json_object_set_new(json_object_get(o, "input_tokens_details"), "cache_write_tokens", json_integer(0));
+    json_object_set_new(json_object_get(o, "input_tokens_details"), "cache_write_tokens",
+                        json_integer(0));
     return o;
 }
 
 /* doc: as stored. status: of the turn. output, usage, error: borrowed; NULL: none. */
-static json_t *render(const json_t *doc, const char *id, const char *status, double completed, const json_t *error,
-                      const json_t *usage, const json_t *output)
+static json_t *render(const json_t *doc, const char *id, const char *status, double completed,
+                      const json_t *error, const json_t *usage, const json_t *output)
 {
-    bool resolved = json_is_true(json_object_get(doc, "resolved")), steer = json_is_true(json_object_get(doc, "steer"));
+    bool resolved = json_is_true(json_object_get(doc, "resolved")),
+         steer = json_is_true(json_object_get(doc, "steer"));
     char differences[96];
-    snprintf(differences, sizeof(differences), "response_is_cli_turn%s%s", resolved ? " model_passthrough" : "",
-             steer ? " queued_steer" : "");
+    snprintf(differences, sizeof(differences), "response_is_cli_turn%s%s",
+             resolved ? " model_passthrough" : "", steer ? " queued_steer" : "");
     json_t *shown_error = json_null();
     if (strcmp(status, "failed") == 0) {
         const char *code = json_string_value(json_object_get(error, "code"));
-        shown_error = json_pack("{s:s, s:O?}", "code",
-                                code && strcmp(code, "rate_limit_exceeded") == 0 ? code : "server_error", "message",
-                                json_object_get(error, "message"));
+        shown_error =
+            json_pack("{s:s, s:O?}", "code",
+                      code && strcmp(code, "rate_limit_exceeded") == 0 ? code : "server_error",
+                      "message", json_object_get(error, "message"));
     }
-    json_t *o = json_pack("{s:s, s:s, s:O, s:o, s:s, s:O, s:o, s:n, s:O, s:O, s:O}", "id", id, "object", "response",
-                          "created_at", json_object_get(doc, "created_at"), "completed_at",
-                          strcmp(status, "completed") == 0 ? stamp_json(completed) : json_null(), "status", status,
-                          "background", json_object_get(doc, "background"), "error", shown_error, "incomplete_details",
-                          "instructions", json_object_get(doc, "instructions"), "metadata",
-                          json_object_get(doc, "metadata"), "model", json_object_get(doc, "model"));
+    json_t *o = json_pack(
+        "{s:s, s:s, s:O, s:o, s:s, s:O, s:o, s:n, s:O, s:O, s:O}", "id", id, "object", "response",
+        "created_at", json_object_get(doc, "created_at"), "completed_at",
+        strcmp(status, "completed") == 0 ? stamp_json(completed) : json_null(), "status", status,
+        "background", json_object_get(doc, "background"), "error", shown_error,
+        "incomplete_details", "instructions", json_object_get(doc, "instructions"), "metadata",
+        json_object_get(doc, "metadata"), "model", json_object_get(doc, "model"));
     json_object_set_new(o, "output", output ? json_incref((json_t *)output) : json_array());
     json_object_set_new(o, "parallel_tool_calls", json_false());
     json_object_set(o, "previous_response_id", json_object_get(doc, "previous"));
@@ -131,16 +143,18 @@ static json_t *render(const json_t *doc, const char *id, const char *status, dou
 /* A stored response with what its turn has become. Lock held. NULL: not there. */
 static json_t *render_stored(struct agents *ag, const char *id, const char *owner, int64_t *ret_rid)
 {
-    sqlite3_stmt *s = store_stmt(ag->store,
-                                 "SELECT r.doc, r.turn, t.status, t.completed, t.error, t.usage, r.rid FROM responses r"
-                                 " LEFT JOIN turns t ON t.id = r.turn WHERE r.id = ? AND r.owner = ?",
-                                 "ss", id, owner);
+    sqlite3_stmt *s = store_stmt(
+        ag->store,
+        "SELECT r.doc, r.turn, t.status, t.completed, t.error, t.usage, r.rid FROM responses r"
+        " LEFT JOIN turns t ON t.id = r.turn WHERE r.id = ? AND r.owner = ?",
+        "ss", id, owner);
     if (!s || sqlite3_step(s) != SQLITE_ROW) {
         if (s)
             sqlite3_reset(s);
         return NULL;
     }
-    autojson json_t *doc = store_json(s, 0), *error = store_json(s, 4), *usage = store_json(s, 5), *output = json_array();
+    autojson json_t *doc = store_json(s, 0), *error = store_json(s, 4), *usage = store_json(s, 5),
+                    *output = json_array();
     autofree char *turn = strdup(store_text(s, 1)), *status = strdup(store_text(s, 2));
     double completed = sqlite3_column_double(s, 3);
     if (ret_rid)
@@ -157,14 +171,18 @@ static json_t *render_stored(struct agents *ag, const char *id, const char *owne
     if (s)
         sqlite3_reset(s);
     bool going = strcmp(status, "queued") == 0 || strcmp(status, "in_progress") == 0;
-    return render(doc, id, *status ? status : "failed", completed, error, usage, going ? NULL : output);
+    return render(doc, id, *status ? status : "failed", completed, error, usage,
+                  going ? NULL : output);
 }
 
-/* --- events ------------------------------------------------------------------------------------------------ */
+/* --- events
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static void say(struct response *r, const char *type, json_t *fields)
 {
-    json_t *o = json_pack("{s:s, s:I}", "type", type, "sequence_number", (json_int_t)(r->log.next_seq - 1));
+    json_t *o =
+        json_pack("{s:s, s:I}", "type", type, "sequence_number", (json_int_t)(r->log.next_seq - 1));
     json_object_update(o, fields);
     json_decref(fields);
     evlog_add(&r->log, 0, type, o);
@@ -186,11 +204,13 @@ static void on_added(void *owner, const struct item *it)
     if (it->type == ITEM_MESSAGE)
         json_object_set_new(o, "content", json_array());
     json_t *id = json_incref(json_object_get(o, "id"));
-    say(r, "response.output_item.added", json_pack("{s:i, s:o}", "output_index", it->index, "item", o));
+    say(r, "response.output_item.added",
+        json_pack("{s:i, s:o}", "output_index", it->index, "item", o));
     if (it->type == ITEM_MESSAGE)
         say(r, "response.content_part.added",
-            json_pack("{s:O, s:i, s:i, s:{s:s, s:s, s:[]}}", "item_id", id, "output_index", it->index, "content_index", 0,
-                      "part", "type", "output_text", "text", "", "annotations"));
+            json_pack("{s:O, s:i, s:i, s:{s:s, s:s, s:[]}}", "item_id", id, "output_index",
+                      it->index, "content_index", 0, "part", "type", "output_text", "text", "",
+                      "annotations"));
     json_decref(id);
 }
 
@@ -206,8 +226,8 @@ static void on_delta(void *owner, const struct item *it, const char *text, size_
     struct response *r = owner;
     if (it->type == ITEM_MESSAGE)
         say(r, "response.output_text.delta",
-            json_pack("{s:o, s:i, s:i, s:o, s:[]}", "item_id", message_id(it), "output_index", it->index, "content_index", 0,
-                      "delta", json_bytes(text, len), "logprobs"));
+            json_pack("{s:o, s:i, s:i, s:o, s:[]}", "item_id", message_id(it), "output_index",
+                      it->index, "content_index", 0, "delta", json_bytes(text, len), "logprobs"));
 }
 
 static void on_item_done(void *owner, const struct item *it)
@@ -217,13 +237,15 @@ static void on_item_done(void *owner, const struct item *it)
     if (it->type == ITEM_MESSAGE) {
         json_t *part = json_array_get(json_object_get(o, "content"), 0);
         say(r, "response.output_text.done",
-            json_pack("{s:o, s:i, s:i, s:O, s:[]}", "item_id", message_id(it), "output_index", it->index, "content_index", 0,
-                      "text", json_object_get(part, "text"), "logprobs"));
+            json_pack("{s:o, s:i, s:i, s:O, s:[]}", "item_id", message_id(it), "output_index",
+                      it->index, "content_index", 0, "text", json_object_get(part, "text"),
+                      "logprobs"));
         say(r, "response.content_part.done",
-            json_pack("{s:o, s:i, s:i, s:O}", "item_id", message_id(it), "output_index", it->index, "content_index", 0,
-                      "part", part));
+            json_pack("{s:o, s:i, s:i, s:O}", "item_id", message_id(it), "output_index", it->index,
+                      "content_index", 0, "part", part));
     }
-    say(r, "response.output_item.done", json_pack("{s:i, s:o}", "output_index", it->index, "item", o));
+    say(r, "response.output_item.done",
+        json_pack("{s:i, s:o}", "output_index", it->index, "item", o));
 }
 
 static void response_free(struct response *r)
@@ -273,9 +295,9 @@ static void final_read(void *data)
     free(e);
     const char *status = json_string_value(json_object_get(r->final, "status"));
     say(r,
-        strcmp(status, "completed") == 0   ? "response.completed"
-        : strcmp(status, "failed") == 0 ? "response.failed"
-                                        : "response.incomplete",
+        strcmp(status, "completed") == 0 ? "response.completed"
+        : strcmp(status, "failed") == 0  ? "response.failed"
+                                         : "response.incomplete",
         json_pack("{s:O}", "response", r->final));
     r->over = true;
     while (!list_empty(&r->waiters)) {
@@ -306,8 +328,10 @@ static void on_turn_ended(void *owner, struct turn *t)
         final_read(e);
 }
 
-static const struct turn_watch watch = {
-    .item_added = on_added, .item_delta = on_delta, .item_done = on_item_done, .ended = on_turn_ended};
+static const struct turn_watch watch = {.item_added = on_added,
+                                        .item_delta = on_delta,
+                                        .item_done = on_item_done,
+                                        .ended = on_turn_ended};
 
 static struct response *response_find(struct agents *ag, const char *id, const char *owner)
 {
@@ -320,7 +344,8 @@ static struct response *response_find(struct agents *ag, const char *id, const c
     return NULL;
 }
 
-/* --- waiting for the whole ---------------------------------------------------------------------------------- */
+/* --- waiting for the whole
+ * ---------------------------------------------------------------------------------- */
 
 static void waiter_gone(void *data)
 {
@@ -345,7 +370,9 @@ static int wait_for(struct response *r, struct call *c, bool cancel_with_client)
     return REQ_PENDING;
 }
 
-/* --- SSE ------------------------------------------------------------------------------------------------------ */
+/* --- SSE
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 struct out { /* one stream of a response's events */
     struct agents *ag;
@@ -395,7 +422,8 @@ static void out_write(struct out *o, const char *type, const char *data, size_t 
     timer_start(&o->alive, KEEP_ALIVE_MS);
 }
 
-static bool out_frame(void *owner, int64_t seq, int sub, const char *type, const char *data, size_t len)
+static bool out_frame(void *owner, int64_t seq, int sub, const char *type, const char *data,
+                      size_t len)
 {
     struct out *o = owner;
     o->last = seq;
@@ -415,8 +443,9 @@ static void out_ended(void *owner)
 {
     struct out *o = owner;
     if (!o->r && !o->terminal && o->stored) { /* the server ended in the middle of it */
-        autojson json_t *last = json_pack("{s:s, s:I, s:O}", "type", "response.failed", "sequence_number",
-                                          (json_int_t)(o->own.next_seq - 1), "response", o->stored);
+        autojson json_t *last =
+            json_pack("{s:s, s:I, s:O}", "type", "response.failed", "sequence_number",
+                      (json_int_t)(o->own.next_seq - 1), "response", o->stored);
         autofree char *text = ag_compact(last);
         if (text)
             out_write(o, "response.failed", text, strlen(text));
@@ -431,7 +460,8 @@ static void out_ended(void *owner)
         socket_next(socket);
 }
 
-static const struct evlog_ops out_ops = {.frame = out_frame, .ready = out_ready, .ended = out_ended};
+static const struct evlog_ops out_ops = {
+    .frame = out_frame, .ready = out_ready, .ended = out_ended};
 
 static void out_drain(void *owner)
 {
@@ -494,7 +524,9 @@ static int stream_live(struct response *r, struct call *c, int64_t after, bool c
     return out_open(o, c);
 }
 
-/* --- create ------------------------------------------------------------------------------------------------------ */
+/* --- create
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 struct make {
     struct job j;
@@ -537,7 +569,8 @@ static bool given(const json_t *body, const char *key)
     return v && !json_is_null(v);
 }
 
-static int read_bool(struct ag_error *e, const json_t *body, const char *key, bool fallback, bool *ret)
+static int read_bool(struct ag_error *e, const json_t *body, const char *key, bool fallback,
+                     bool *ret)
 {
     const json_t *v = json_object_get(body, key);
     *ret = fallback;
@@ -566,16 +599,19 @@ static int read_input(struct make *k, struct ag_error *e)
     } else if (json_is_array(v) && json_array_size(v)) {
         size_t i, n;
         json_t *m, *part;
-        json_array_foreach((json_t *)v, i, m) {
+        json_array_foreach((json_t *)v, i, m)
+        {
             char p[64];
             snprintf(p, sizeof(p), "input[%zu]", i);
             const char *type = json_string_value(json_object_get(m, "type"));
             const char *role = json_string_value(json_object_get(m, "role"));
             const json_t *content = json_object_get(m, "content");
-            if (!json_is_object(m) || (json_object_get(m, "type") && (!type || strcmp(type, "message") != 0)))
+            if (!json_is_object(m) ||
+                (json_object_get(m, "type") && (!type || strcmp(type, "message") != 0)))
                 return ag_invalid(e, p, "%s: a message", p);
             bool user = role && strcmp(role, "user") == 0;
-            if (!user && (!role || (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0))) {
+            if (!user &&
+                (!role || (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0))) {
                 snprintf(p, sizeof(p), "input[%zu].role", i);
                 return ag_invalid(e, p, "%s: user, system or developer", p);
             }
@@ -587,7 +623,8 @@ static int read_input(struct make *k, struct ag_error *e)
             snprintf(p, sizeof(p), "input[%zu].content", i);
             if (!json_is_array(content) || !json_array_size(content))
                 return ag_invalid(e, p, "%s: a string or a list of input_text", p);
-            json_array_foreach((json_t *)content, n, part) {
+            json_array_foreach((json_t *)content, n, part)
+            {
                 const char *kind = json_string_value(json_object_get(part, "type"));
                 const json_t *text = json_object_get(part, "text");
                 snprintf(p, sizeof(p), "input[%zu].content[%zu]", i, n);
@@ -603,7 +640,8 @@ static int read_input(struct make *k, struct ag_error *e)
     }
     if (k->prompt.failed || k->before.failed)
         return ag_fail(e, 503, "server_error", NULL, "out of memory");
-    if (memchr(k->prompt.data, 0, k->prompt.len) || (k->before.len && memchr(k->before.data, 0, k->before.len)))
+    if (memchr(k->prompt.data, 0, k->prompt.len) ||
+        (k->before.len && memchr(k->before.data, 0, k->before.len)))
         return ag_invalid(e, "input", "input: no NUL in a prompt");
     return 0;
 }
@@ -620,7 +658,8 @@ static int read_tools(struct make *k, struct ag_error *e)
     autojson json_t *list = json_array();
     size_t i;
     json_t *tool;
-    json_array_foreach((json_t *)v, i, tool) {
+    json_array_foreach((json_t *)v, i, tool)
+    {
         char p[64];
         snprintf(p, sizeof(p), "tools[%zu].", i);
         const char *type = json_string_value(json_object_get(tool, "type"));
@@ -628,7 +667,9 @@ static int read_tools(struct make *k, struct ag_error *e)
             strncat(p, "type", sizeof(p) - strlen(p) - 1);
             return ag_invalid(e, p, "%s: only mcp", p);
         }
-        if (only_keys(e, tool, p, "type server_label server_url headers authorization require_approval server_description") < 0)
+        if (only_keys(e, tool, p,
+                      "type server_label server_url headers authorization require_approval "
+                      "server_description") < 0)
             return -1;
         const json_t *approval = json_object_get(tool, "require_approval");
         if (approval && !json_is_null(approval) &&
@@ -637,8 +678,9 @@ static int read_tools(struct make *k, struct ag_error *e)
             return ag_invalid(e, p, "%s: never", p);
         }
         const json_t *token = json_object_get(tool, "authorization");
-        json_t *headers = json_is_object(json_object_get(tool, "headers")) ? json_copy(json_object_get(tool, "headers"))
-                                                                           : json_object();
+        json_t *headers = json_is_object(json_object_get(tool, "headers"))
+                              ? json_copy(json_object_get(tool, "headers"))
+                              : json_object();
         if (token && !json_is_null(token)) {
             autobuf struct buf value = BUF_INIT;
             if (!json_is_string(token) || !json_string_length(token)) {
@@ -647,11 +689,13 @@ static int read_tools(struct make *k, struct ag_error *e)
                 return ag_invalid(e, p, "%s: a token", p);
             }
             buf_addf(&value, "Bearer %s", json_string_value(token));
-            json_object_set_new(headers, "Authorization", json_text(buf_str(&value) ? value.data : ""));
+            json_object_set_new(headers, "Authorization",
+                                json_text(buf_str(&value) ? value.data : ""));
         }
-        json_array_append_new(list, json_pack("{s:s, s:O?, s:{s:s, s:O?, s:o}}", "type", "mcp", "server_label",
-                                              json_object_get(tool, "server_label"), "transport", "type", "http",
-                                              "server_url", json_object_get(tool, "server_url"), "headers", headers));
+        json_array_append_new(
+            list, json_pack("{s:s, s:O?, s:{s:s, s:O?, s:o}}", "type", "mcp", "server_label",
+                            json_object_get(tool, "server_label"), "transport", "type", "http",
+                            "server_url", json_object_get(tool, "server_url"), "headers", headers));
         json_array_append_new(k->shown_tools,
                               json_pack("{s:s, s:O?, s:O?}", "type", "mcp", "server_label",
                                         json_object_get(tool, "server_label"), "server_url",
@@ -680,16 +724,20 @@ static int read_body(struct make *k)
     struct ag_error *e = c->e;
     const json_t *body = k->body, *v;
     if (only_keys(e, body, "",
-                  "type model input instructions tools previous_response_id store background stream metadata reasoning "
-                  "temperature top_p max_output_tokens top_logprobs truncation parallel_tool_calls user safety_identifier "
-                  "prompt_cache_key prompt_cache_retention stream_options text service_tier tool_choice include "
+                  "type model input instructions tools previous_response_id store background "
+                  "stream metadata reasoning "
+                  "temperature top_p max_output_tokens top_logprobs truncation parallel_tool_calls "
+                  "user safety_identifier "
+                  "prompt_cache_key prompt_cache_retention stream_options text service_tier "
+                  "tool_choice include "
                   "conversation prompt adapter runtime") < 0)
         return -1;
     if (!k->socket && json_object_get(body, "type"))
         return ag_invalid(e, "type", "type: not a field that is known here");
     v = json_object_get(body, "model");
     const char *model = json_string_value(v);
-    if (!model || !*model || text_chars(v) > 256 || *model == '-' || strlen(model) != json_string_length(v))
+    if (!model || !*model || text_chars(v) > 256 || *model == '-' ||
+        strlen(model) != json_string_length(v))
         return ag_invalid(e, "model", "model: 1 to 256 characters that don't begin with -");
     if (read_input(k, e) < 0)
         return -1;
@@ -709,16 +757,19 @@ static int read_body(struct make *k)
     v = json_object_get(body, "previous_response_id");
     if (v && !json_is_null(v) && !json_is_string(v))
         return ag_invalid(e, "previous_response_id", "previous_response_id: the id of a response");
-    if (read_bool(e, body, "store", true, &k->store) < 0 || read_bool(e, body, "background", false, &k->background) < 0 ||
+    if (read_bool(e, body, "store", true, &k->store) < 0 ||
+        read_bool(e, body, "background", false, &k->background) < 0 ||
         read_bool(e, body, "stream", false, &k->stream) < 0)
         return -1;
     if (k->background && !k->store)
         return ag_invalid(e, "background", "background: needs store");
-    if (read_metadata(e, json_object_get(body, "metadata"), "metadata", &k->metadata) < 0 || read_tools(k, e) < 0)
+    if (read_metadata(e, json_object_get(body, "metadata"), "metadata", &k->metadata) < 0 ||
+        read_tools(k, e) < 0)
         return -1;
     v = json_object_get(body, "service_tier");
     if (v && !json_is_null(v) &&
-        (!json_is_string(v) || (strcmp(json_string_value(v), "auto") != 0 && strcmp(json_string_value(v), "default") != 0)))
+        (!json_is_string(v) || (strcmp(json_string_value(v), "auto") != 0 &&
+                                strcmp(json_string_value(v), "default") != 0)))
         return ag_invalid(e, "service_tier", "service_tier: auto or default");
     v = json_object_get(body, "tool_choice");
     if (v && !json_is_null(v) && (!json_is_string(v) || strcmp(json_string_value(v), "auto") != 0))
@@ -741,9 +792,17 @@ static int read_body(struct make *k)
         if (format && !json_is_null(format) && (!type || strcmp(type, "text") != 0))
             return ag_invalid(e, "text.format", "text.format: only the type text");
     }
-    static const char *const unused[] = {"temperature", "top_p", "max_output_tokens", "top_logprobs", "truncation",
-                                         "parallel_tool_calls", "user", "safety_identifier", "prompt_cache_key",
-                                         "prompt_cache_retention", "stream_options"};
+    static const char *const unused[] = {"temperature",
+                                         "top_p",
+                                         "max_output_tokens",
+                                         "top_logprobs",
+                                         "truncation",
+                                         "parallel_tool_calls",
+                                         "user",
+                                         "safety_identifier",
+                                         "prompt_cache_key",
+                                         "prompt_cache_retention",
+                                         "stream_options"};
     for (size_t i = 0; i < ARRAY_LEN(unused); i++)
         if (given(body, unused[i]))
             ignore(k, unused[i]);
@@ -760,7 +819,8 @@ static int read_body(struct make *k)
         if (k->ad && k->ad != &adapter_codex) {
             ignore(k, "reasoning");
         } else {
-            autojson json_t *probe = json_pack("{s:{s:O?}}", "reasoning", "effort", json_object_get(v, "effort"));
+            autojson json_t *probe =
+                json_pack("{s:{s:O?}}", "reasoning", "effort", json_object_get(v, "effort"));
             struct agent_spec spec = {0};
             int rc = agent_read(e, probe, "", NULL, &spec);
             agent_spec_done(&spec);
@@ -773,12 +833,14 @@ static int read_body(struct make *k)
 }
 
 /* The chain's session of a response that must be its newest. Lock held. */
-static int find_chain(struct call *c, const char *previous, int64_t *ret_session, char ret_id[AG_ID_MAX])
+static int find_chain(struct call *c, const char *previous, int64_t *ret_session,
+                      char ret_id[AG_ID_MAX])
 {
-    sqlite3_stmt *s = store_stmt(c->ag->store,
-                                 "SELECT r.session, s.id, r.rid = (SELECT max(rid) FROM responses WHERE session = r.session)"
-                                 " FROM responses r JOIN sessions s ON s.rid = r.session WHERE r.id = ? AND r.owner = ?",
-                                 "ss", previous, call_owner(c));
+    sqlite3_stmt *s = store_stmt(
+        c->ag->store,
+        "SELECT r.session, s.id, r.rid = (SELECT max(rid) FROM responses WHERE session = r.session)"
+        " FROM responses r JOIN sessions s ON s.rid = r.session WHERE r.id = ? AND r.owner = ?",
+        "ss", previous, call_owner(c));
     bool found = s && sqlite3_step(s) == SQLITE_ROW, newest = false;
     if (found) {
         *ret_session = sqlite3_column_int64(s, 0);
@@ -808,26 +870,34 @@ static int new_session(struct make *k)
             return ag_refuse_adapter(c->e, "unknown", false);
         model = json_string_value(json_object_get(definition, "model"));
     }
-    const char *wanted = c->ag->set.responses_workspace ? c->ag->set.responses_workspace : "/workspace";
+    const char *wanted =
+        c->ag->set.responses_workspace ? c->ag->set.responses_workspace : "/workspace";
     autofree char *workspace = agents_default_workspace(c->ag, req_guard(c->req), wanted);
     if (!workspace)
         return abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
     const json_t *effort = json_object_get(json_object_get(definition, "reasoning"), "effort");
-    json_t *tools = definition ? json_deep_copy(json_object_get(definition, "tools")) : json_array();
+    json_t *tools =
+        definition ? json_deep_copy(json_object_get(definition, "tools")) : json_array();
     k->cfg = json_pack("{s:s, s:s, s:{}, s:{}, s:[], s:s, s:O, s:O, s:o, s:n}", "agent_id",
-                       k->agent_id ? k->agent_id : k->ad->name, "runtime", k->ad->name, "agent", "environment", "vault_ids",
-                       "workspace", workspace, "effort", json_is_string(effort) ? effort : json_null(), "instructions",
-                       definition ? json_object_get(definition, "instructions") : json_null(), "tools", tools, "env_id");
+                       k->agent_id ? k->agent_id : k->ad->name, "runtime", k->ad->name, "agent",
+                       "environment", "vault_ids", "workspace", workspace, "effort",
+                       json_is_string(effort) ? effort : json_null(), "instructions",
+                       definition ? json_object_get(definition, "instructions") : json_null(),
+                       "tools", tools, "env_id");
     json_object_set_new(k->cfg, "metadata", json_object());
-    json_object_set_new(k->cfg, "cli_model", model && !ag_is_runtime(model) ? json_string(model) : json_null());
-    json_object_set_new(k->cfg, "shown_model", json_string(json_string_value(json_object_get(k->body, "model"))));
+    json_object_set_new(k->cfg, "cli_model",
+                        model && !ag_is_runtime(model) ? json_string(model) : json_null());
+    json_object_set_new(k->cfg, "shown_model",
+                        json_string(json_string_value(json_object_get(k->body, "model"))));
     agents_new_id("agsess_", k->session);
     k->fresh = true;
     k->full = agents_full(c->ag);
     double now = wall_seconds();
     if (store_exec(c->ag->store, c->err,
-                   "INSERT INTO sessions(id, owner, hidden, agent_id, cfg, created, active) VALUES(?,?,1,?,?,?,?)", "sssjdd",
-                   k->session, call_owner(c), json_string_value(json_object_get(k->cfg, "agent_id")), k->cfg, now, now) < 0)
+                   "INSERT INTO sessions(id, owner, hidden, agent_id, cfg, created, active) "
+                   "VALUES(?,?,1,?,?,?,?)",
+                   "sssjdd", k->session, call_owner(c),
+                   json_string_value(json_object_get(k->cfg, "agent_id")), k->cfg, now, now) < 0)
         return ag_store_fail(c->e, c->err);
     sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT last_insert_rowid()", "");
     if (s && sqlite3_step(s) == SQLITE_ROW)
@@ -836,7 +906,8 @@ static int new_session(struct make *k)
         sqlite3_reset(s);
     if (definition) { /* the headers of the definition's tools */
         bool lost;
-        autojson json_t *real = agents_tools_with_secrets(c->ag, k->agent_id, tools, &lost), *secrets = json_object();
+        autojson json_t *real = agents_tools_with_secrets(c->ag, k->agent_id, tools, &lost),
+                        *secrets = json_object();
         size_t i;
         json_t *tool;
         json_array_foreach(real, i, tool)
@@ -870,7 +941,8 @@ static int rows(struct make *k)
     if (json_is_string(previous)) {
         if (find_chain(c, json_string_value(previous), &k->session_rid, k->session) < 0)
             return -1;
-        sqlite3_stmt *s = store_stmt(st, "SELECT cfg FROM sessions WHERE rid = ?", "i", k->session_rid);
+        sqlite3_stmt *s =
+            store_stmt(st, "SELECT cfg FROM sessions WHERE rid = ?", "i", k->session_rid);
         if (s && sqlite3_step(s) == SQLITE_ROW)
             chain = store_json(s, 0);
         if (s)
@@ -892,33 +964,40 @@ static int rows(struct make *k)
         autobuf struct buf clean = BUF_INIT;
         redact_text(NULL, json_string_value(input), json_string_length(input), &clean);
         agents_new_id("msg_", message);
-        json_array_append_new(inputs, json_pack("{s:s, s:s, s:s, s:[{s:s, s:o}]}", "id", message, "type", "message", "role",
-                                                "user", "content", "type", "input_text", "text",
-                                                json_bytes(clean.data ? clean.data : "", clean.len)));
+        json_array_append_new(
+            inputs, json_pack("{s:s, s:s, s:s, s:[{s:s, s:o}]}", "id", message, "type", "message",
+                              "role", "user", "content", "type", "input_text", "text",
+                              json_bytes(clean.data ? clean.data : "", clean.len)));
     }
-    json_array_foreach((json_t *)(json_is_array(input) ? input : NULL), i, m) {
+    json_array_foreach((json_t *)(json_is_array(input) ? input : NULL), i, m)
+    {
         const json_t *content = json_object_get(m, "content");
         json_t *clean = redact_json(NULL, content);
         agents_new_id("msg_", message);
         if (json_is_string(clean))
             clean = json_pack("[{s:s, s:o}]", "type", "input_text", "text", clean);
-        json_array_append_new(inputs, json_pack("{s:s, s:s, s:O, s:o}", "id", message, "type", "message", "role",
-                                                json_object_get(m, "role"), "content", clean));
+        json_array_append_new(inputs,
+                              json_pack("{s:s, s:s, s:O, s:o}", "id", message, "type", "message",
+                                        "role", json_object_get(m, "role"), "content", clean));
     }
     const json_t *instructions = json_object_get(k->body, "instructions");
-    k->doc = json_pack("{s:I, s:b, s:O?, s:O, s:O?, s:O?, s:b, s:O, s:b, s:b}", "created_at", (json_int_t)now, "background",
-                       k->background, "instructions", json_is_string(instructions) ? instructions : NULL, "metadata",
-                       k->metadata, "model", model, "previous", json_is_string(previous) ? previous : NULL, "store",
-                       k->store, "tools", k->shown_tools, "resolved",
+    k->doc = json_pack("{s:I, s:b, s:O?, s:O, s:O?, s:O?, s:b, s:O, s:b, s:b}", "created_at",
+                       (json_int_t)now, "background", k->background, "instructions",
+                       json_is_string(instructions) ? instructions : NULL, "metadata", k->metadata,
+                       "model", model, "previous", json_is_string(previous) ? previous : NULL,
+                       "store", k->store, "tools", k->shown_tools, "resolved",
                        json_is_string(json_object_get(cfg, "cli_model")), "steer", k->steer);
     autobuf struct buf clean = BUF_INIT;
     redact_text(NULL, k->prompt.data, k->prompt.len, &clean);
-    if (store_exec(st, c->err, "INSERT INTO turns(id, session, status, created, prompt) VALUES(?,?,'queued',?,?)", "sidb",
-                   k->turn, k->session_rid, now, clean.data ? clean.data : "", clean.len) < 0 ||
+    if (store_exec(
+            st, c->err,
+            "INSERT INTO turns(id, session, status, created, prompt) VALUES(?,?,'queued',?,?)",
+            "sidb", k->turn, k->session_rid, now, clean.data ? clean.data : "", clean.len) < 0 ||
         store_exec(st, c->err,
-                   "INSERT INTO responses(id, owner, session, turn, previous, doc, input, created) VALUES(?,?,?,?,?,?,?,?)",
-                   "ssissjjd", k->id, call_owner(c), k->session_rid, k->turn, json_string_value(previous), k->doc, inputs,
-                   now) < 0)
+                   "INSERT INTO responses(id, owner, session, turn, previous, doc, input, created) "
+                   "VALUES(?,?,?,?,?,?,?,?)",
+                   "ssissjjd", k->id, call_owner(c), k->session_rid, k->turn,
+                   json_string_value(previous), k->doc, inputs, now) < 0)
         return ag_store_fail(c->e, c->err);
     sqlite3_stmt *s = store_stmt(st, "SELECT last_insert_rowid()", "");
     if (s && sqlite3_step(s) == SQLITE_ROW)
@@ -947,7 +1026,8 @@ static struct response *begin(struct make *k)
     struct session *s = NULL;
     if (k->fresh) {
         session_evict(ag, k->full);
-        s = session_add(ag, k->session, call_owner(c), true, k->session_rid, k->cfg, wall_seconds());
+        s = session_add(ag, k->session, call_owner(c), true, k->session_rid, k->cfg,
+                        wall_seconds());
         k->cfg = NULL;
     } else {
         s = session_find(ag, k->session, call_owner(c), true);
@@ -1042,7 +1122,8 @@ int agents_responses_create(struct call *c)
     if (rc == 0 && k->key)
         body_hash(k->body, k->hash);
     if (rc == 0 && c->ag->prompt_bytes + k->prompt.len > 256 * (size_t)MIB)
-        rc = ag_fail(&k->j.e, 429, "agents.limit_exceeded", "input", "input: too many prompts wait already");
+        rc = ag_fail(&k->j.e, 429, "agents.limit_exceeded", "input",
+                     "input: too many prompts wait already");
     if (rc == 0)
         rc = job_run(&k->j, make_work, make_done);
     if (rc < 0) {
@@ -1053,7 +1134,9 @@ int agents_responses_create(struct call *c)
     return rc;
 }
 
-/* --- stored ones --------------------------------------------------------------------------------------------------- */
+/* --- stored ones
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 struct lookup {
     struct job j;
@@ -1072,14 +1155,17 @@ static void lookup_work(struct job *j)
     struct store *st = j->c.ag->store;
     store_lock(st);
     k->found = render_stored(j->c.ag, k->id, call_owner(&j->c), &k->rid);
-    sqlite3_stmt *s = k->found ? store_stmt(st, "SELECT coalesce(max(seq), 0) FROM events WHERE log = ?", "i", k->rid * 2 + 1)
-                               : NULL;
+    sqlite3_stmt *s = k->found
+                          ? store_stmt(st, "SELECT coalesce(max(seq), 0) FROM events WHERE log = ?",
+                                       "i", k->rid * 2 + 1)
+                          : NULL;
     if (s && sqlite3_step(s) == SQLITE_ROW)
         k->last = sqlite3_column_int64(s, 0);
     if (s)
         sqlite3_reset(s);
     s = k->found ? store_stmt(st,
-                              "SELECT s.id, (SELECT count(*) FROM responses WHERE session = r.session) FROM responses r "
+                              "SELECT s.id, (SELECT count(*) FROM responses WHERE session = "
+                              "r.session) FROM responses r "
                               "JOIN sessions s ON s.rid = r.session WHERE r.id = ?",
                               "s", k->id)
                  : NULL;
@@ -1120,7 +1206,8 @@ static void lookup_done(struct job *j)
     free(k);
 }
 
-static int look_up(struct call *c, const char *id, bool stream, int64_t after, void (*then)(struct lookup *k))
+static int look_up(struct call *c, const char *id, bool stream, int64_t after,
+                   void (*then)(struct lookup *k))
 {
     struct lookup *k = calloc(1, sizeof(*k));
     if (!k)
@@ -1149,10 +1236,12 @@ static int answer_stored(struct make *k)
 
 int agents_responses_get(struct call *c)
 {
-    const char *id = call_param(c, "response_id"), *after = req_query(c->req, "starting_after", NULL);
+    const char *id = call_param(c, "response_id"),
+               *after = req_query(c->req, "starting_after", NULL);
     bool stream = req_query_bool(c->req, "stream");
     int64_t n = -1;
-    if (after && (strspn(after, "0123456789") != strlen(after) || num_parse(after, 0, INT64_MAX - 2, &n) < 0))
+    if (after && (strspn(after, "0123456789") != strlen(after) ||
+                  num_parse(after, 0, INT64_MAX - 2, &n) < 0))
         return ag_invalid(c->e, "starting_after", "starting_after: a sequence number");
     struct response *r = response_find(c->ag, id, call_owner(c));
     /* sequence numbers begin with 0, places in the log with 1 */
@@ -1186,8 +1275,9 @@ static void do_delete(struct lookup *k)
     }
     store_post(c->ag->store, "DELETE FROM responses WHERE id = ?", "s", k->id);
     store_post(c->ag->store, "DELETE FROM events WHERE log = ?", "i", k->rid * 2 + 1);
-    int rc = reply(c, label(json_pack("{s:s, s:s, s:b}", "id", k->id, "object", "response", "deleted", 1), "local_state",
-                            "response_is_cli_turn", NULL));
+    int rc = reply(
+        c, label(json_pack("{s:s, s:s, s:b}", "id", k->id, "object", "response", "deleted", 1),
+                 "local_state", "response_is_cli_turn", NULL));
     job_init(j, c);
     if (rc < 0) {
         j->err = k->j.err;
@@ -1196,7 +1286,8 @@ static void do_delete(struct lookup *k)
         free(k);
         return;
     }
-    struct session *s = k->alone && !r ? session_find(c->ag, k->session, call_owner(c), true) : NULL;
+    struct session *s =
+        k->alone && !r ? session_find(c->ag, k->session, call_owner(c), true) : NULL;
     free(k);
     if (s)
         session_delete(s, deleted, j);
@@ -1212,7 +1303,8 @@ int agents_responses_delete(struct call *c)
 static void not_cancellable(struct lookup *k)
 {
     json_decref(k->found);
-    job_finish(&k->j, ag_fail(k->j.c.e, 400, "agents.not_cancellable", "response_id", "response_id: it is over already"));
+    job_finish(&k->j, ag_fail(k->j.c.e, 400, "agents.not_cancellable", "response_id",
+                              "response_id: it is over already"));
     free(k);
 }
 
@@ -1233,8 +1325,9 @@ int agents_responses_input_items(struct call *c)
     const char *id = call_param(c, "response_id");
     autojson json_t *items = NULL;
     store_lock(c->ag->store);
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT input FROM responses WHERE id = ? AND owner = ?", "ss", id,
-                                 call_owner(c));
+    sqlite3_stmt *s =
+        store_stmt(c->ag->store, "SELECT input FROM responses WHERE id = ? AND owner = ?", "ss", id,
+                   call_owner(c));
     if (s && sqlite3_step(s) == SQLITE_ROW)
         items = store_json(s, 0);
     if (s)
@@ -1246,14 +1339,15 @@ int agents_responses_input_items(struct call *c)
     json_t *list = NULL;
     size_t i;
     json_t *o;
-    json_array_foreach(items, i, o)
-        label(o, "local_state", "response_is_cli_turn", NULL);
+    json_array_foreach(items, i, o) label(o, "local_state", "response_is_cli_turn", NULL);
     if (page_read(c, &p) < 0 || list_array(c, &p, items, &list) < 0)
         return -1;
     return reply(c, list);
 }
 
-/* --- compact -------------------------------------------------------------------------------------------------------- */
+/* --- compact
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 struct compact {
     struct job j;
@@ -1277,18 +1371,23 @@ static void compact_work(struct job *j)
     autojson json_t *cfg = NULL;
     store_lock(c->ag->store);
     j->rc = find_chain(c, k->previous, &k->session_rid, k->session);
-    sqlite3_stmt *s = j->rc == 0 ? store_stmt(c->ag->store, "SELECT cfg FROM sessions WHERE rid = ?", "i", k->session_rid)
-                                 : NULL;
+    sqlite3_stmt *s = j->rc == 0
+                          ? store_stmt(c->ag->store, "SELECT cfg FROM sessions WHERE rid = ?", "i",
+                                       k->session_rid)
+                          : NULL;
     if (s && sqlite3_step(s) == SQLITE_ROW)
         cfg = store_json(s, 0);
     if (s)
         sqlite3_reset(s);
     const char *runtime = json_string_value(json_object_get(cfg, "runtime"));
     if (j->rc == 0 && (!runtime || strcmp(runtime, "qwen-code") != 0))
-        j->rc = ag_fail(c->e, 400, "agents.compact_unsupported", "model", "model: only qwen-code can compact");
+        j->rc = ag_fail(c->e, 400, "agents.compact_unsupported", "model",
+                        "model: only qwen-code can compact");
     if (j->rc == 0 &&
-        store_exec(c->ag->store, c->err, "INSERT INTO turns(id, session, status, created, prompt) VALUES(?,?,'queued',?,?)",
-                   "sids", k->turn, k->session_rid, wall_seconds(), "/compress") < 0)
+        store_exec(
+            c->ag->store, c->err,
+            "INSERT INTO turns(id, session, status, created, prompt) VALUES(?,?,'queued',?,?)",
+            "sids", k->turn, k->session_rid, wall_seconds(), "/compress") < 0)
         j->rc = ag_store_fail(c->e, c->err);
     store_unlock(c->ag->store);
 }
@@ -1306,25 +1405,29 @@ static void compact_ended(void *owner, struct turn *t)
     struct call *c = &k->j.c;
     int rc;
     if (strcmp(t->status, "completed") != 0) {
-        rc = ag_fail(c->e, 400, "agents.compact_failed", "previous_response_id", "the conversation was not compacted: %.300s",
-                     t->error_message);
+        rc = ag_fail(c->e, 400, "agents.compact_failed", "previous_response_id",
+                     "the conversation was not compacted: %.300s", t->error_message);
     } else {
         char id[AG_ID_MAX];
         agents_new_id("resp_cmp_", id);
         id[strlen("resp_cmp_") + 20] = '\0';
         json_t *extras = json_object();
         const json_t *last = json_array_get(k->output, json_array_size(k->output) - 1);
-        const char *text =
-            json_string_value(json_object_get(json_array_get(json_object_get(last, "content"), 0), "text"));
+        const char *text = json_string_value(
+            json_object_get(json_array_get(json_object_get(last, "content"), 0), "text"));
         autojson json_t *told = text ? json_loads(text, 0, NULL) : NULL;
         if (json_is_integer(json_object_get(told, "originalTokenCount")))
-            json_object_set(extras, "original_token_count", json_object_get(told, "originalTokenCount"));
+            json_object_set(extras, "original_token_count",
+                            json_object_get(told, "originalTokenCount"));
         if (json_is_integer(json_object_get(told, "newTokenCount")))
             json_object_set(extras, "new_token_count", json_object_get(told, "newTokenCount"));
         autojson json_t *usage = ag_usage_json(&t->usage);
-        rc = reply(c, label(json_pack("{s:s, s:s, s:o, s:O, s:o}", "id", id, "object", "response.compaction", "created_at",
-                                      stamp_json(wall_seconds()), "output", k->output, "usage", usage_form(usage)),
-                            "local_process", "summary_not_encrypted_compaction response_is_cli_turn", extras));
+        rc = reply(c,
+                   label(json_pack("{s:s, s:s, s:o, s:O, s:o}", "id", id, "object",
+                                   "response.compaction", "created_at", stamp_json(wall_seconds()),
+                                   "output", k->output, "usage", usage_form(usage)),
+                         "local_process", "summary_not_encrypted_compaction response_is_cli_turn",
+                         extras));
     }
     job_finish(&k->j, rc);
     compact_free(k);
@@ -1332,7 +1435,8 @@ static void compact_ended(void *owner, struct turn *t)
 
 static void compact_done(struct job *j)
 {
-    static const struct turn_watch compact_watch = {.item_done = compact_item, .ended = compact_ended};
+    static const struct turn_watch compact_watch = {.item_done = compact_item,
+                                                    .ended = compact_ended};
     struct compact *k = (struct compact *)j;
     struct call *c = &j->c;
     struct session *s = j->rc == 0 ? session_find(c->ag, k->session, call_owner(c), true) : NULL;
@@ -1362,11 +1466,13 @@ int agents_responses_compact(struct call *c)
         if (select_runtime(c, body, NULL, json_string_value(model), &ad) < 0)
             return -1;
         if (ad == &adapter_codex && ag_is_runtime(json_string_value(model)))
-            return ag_fail(c->e, 400, "agents.compact_unsupported", "model", "model: codex compacts by itself");
+            return ag_fail(c->e, 400, "agents.compact_unsupported", "model",
+                           "model: codex compacts by itself");
     }
     const char *previous = json_string_value(json_object_get(body, "previous_response_id"));
     if (!previous)
-        return ag_invalid(c->e, "previous_response_id", "previous_response_id: the newest response of a chain");
+        return ag_invalid(c->e, "previous_response_id",
+                          "previous_response_id: the newest response of a chain");
     struct compact *k = calloc(1, sizeof(*k));
     if (!k)
         return abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
@@ -1381,7 +1487,9 @@ int agents_responses_compact(struct call *c)
     return rc;
 }
 
-/* --- the socket ------------------------------------------------------------------------------------------------------- */
+/* --- the socket
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 struct queued {
     struct list node;
@@ -1418,15 +1526,9 @@ static void socket_send(struct socket *k, const char *data, size_t len)
         ws_text(k->ws, data, len);
 }
 
-static bool socket_ready(struct socket *k)
-{
-    return k->ws && !ws_full(k->ws);
-}
+static bool socket_ready(struct socket *k) { return k->ws && !ws_full(k->ws); }
 
-static void socket_clear(struct socket *k)
-{
-    k->out = NULL;
-}
+static void socket_clear(struct socket *k) { k->out = NULL; }
 
 static void socket_error(struct socket *k, json_t *error)
 {
@@ -1493,7 +1595,8 @@ static void socket_message(void *owner, bool text, const char *data, size_t len)
     struct abx_error err;
     if (json_parse(data, len, &o, &err) < 0 || !json_is_object(o)) {
         json_decref(o);
-        socket_error(k, json_pack("{s:s, s:s}", "message", "a client event is a JSON object", "code", "bad_frame"));
+        socket_error(k, json_pack("{s:s, s:s}", "message", "a client event is a JSON object",
+                                  "code", "bad_frame"));
         return;
     }
     const char *type = json_string_value(json_object_get(o, "type"));
@@ -1559,7 +1662,15 @@ int agents_responses_connect(struct call *c)
     if (!upgrade || !strcasestr(upgrade, "websocket"))
         return ag_fail(c->e, 400, "agents.websocket_upgrade_required", NULL,
                        "this address speaks WebSocket; POST creates a response");
-    static const struct ws_ops ops = {.message = socket_message, .drain = socket_drain, .closed = socket_closed};
+    const char *key = req_header(c->req, "Sec-WebSocket-Key"),
+               *connection = req_header(c->req, "Connection");
+    const char *version = req_header(c->req, "Sec-WebSocket-Version");
+    if (!key || !*key || strlen(key) > 128 || !version || strcmp(version, "13") != 0 ||
+        !connection || !strcasestr(connection, "upgrade"))
+        return ag_fail(c->e, 400, "agents.websocket_handshake_invalid", NULL,
+                       "a handshake needs Connection: Upgrade, a key and version 13");
+    static const struct ws_ops ops = {
+        .message = socket_message, .drain = socket_drain, .closed = socket_closed};
     static const struct ws_options options = {.max_message = MAX_FRAME, .text_only = true};
     struct socket *k = calloc(1, sizeof(*k));
     if (!k)

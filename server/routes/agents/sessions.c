@@ -1,5 +1,6 @@
-/* Sessions: create, list, get, update, delete, and the input side of their events. A request that writes checks its
- * body on the loop, writes on a worker, and starts what it asked for when that is on disk. */
+/* Sessions: create, list, get, update, delete, and the input side of their events. A request that
+ * writes checks its body on the loop, writes on a worker, and starts what it asked for when that is
+ * on disk. */
 #include "routes/agents/common.h"
 
 #include "base/json.h"
@@ -22,7 +23,7 @@ struct create {
     int64_t rid;
     char *replay; /* id of the session that the key made before */
     bool full;
-    json_t *doc;  /* its answer */
+    json_t *doc; /* its answer */
 };
 
 static json_t *labelled_session(json_t *o)
@@ -51,7 +52,8 @@ static json_t *loose_metadata(struct call *c, const json_t *v)
         ag_invalid(c->e, NULL, "metadata: at most 256 pairs");
         goto bad;
     }
-    json_object_foreach((json_t *)v, key, value) {
+    json_object_foreach((json_t *)v, key, value)
+    {
         char text[64];
         if (json_is_string(value)) {
             json_object_set(out, key, value);
@@ -87,7 +89,8 @@ static void create_free(struct create *k)
 }
 
 /* The wire agent of a session. */
-static json_t *wire_agent(const struct agent_spec *s, const struct adapter *ad, const char *definition)
+static json_t *wire_agent(const struct agent_spec *s, const struct adapter *ad,
+                          const char *definition)
 {
     const char *name = json_string_value(s->name);
     json_t *o = json_pack("{s:s}", "id", definition ? definition : name && *name ? name : ad->name);
@@ -96,13 +99,16 @@ static json_t *wire_agent(const struct agent_spec *s, const struct adapter *ad, 
     else
         json_object_set_new(o, "name", json_string(name && *name ? name : ad->name));
     const char *model = json_string_value(s->model);
-    json_object_set_new(o, "model",
-                        json_string(model && (definition || !ag_is_runtime(model)) ? model : ad->name));
+    json_object_set_new(
+        o, "model", json_string(model && (definition || !ag_is_runtime(model)) ? model : ad->name));
     json_object_set(o, "instructions", s->instructions ? s->instructions : json_null());
     json_object_set_new(o, "multi_agent", json_pack("{s:b}", "enabled", 0));
-    json_object_set_new(o, "reasoning", json_pack("{s:O, s:n}", "effort", s->effort ? s->effort : json_null(), "summary"));
+    json_object_set_new(
+        o, "reasoning",
+        json_pack("{s:O, s:n}", "effort", s->effort ? s->effort : json_null(), "summary"));
     json_object_set_new(o, "service_tier", json_string("default"));
-    json_object_set_new(o, "text", json_pack("{s:{s:s}, s:s}", "format", "type", "text", "verbosity", "medium"));
+    json_object_set_new(
+        o, "text", json_pack("{s:{s:s}, s:s}", "format", "type", "text", "verbosity", "medium"));
     json_object_set_new(o, "tools", s->tools ? json_deep_copy(s->tools) : json_array());
     return o;
 }
@@ -122,15 +128,18 @@ static int from_definition(struct create *k, const char *id)
     bool lost = false;
     autojson json_t *real = agents_tools_with_secrets(c->ag, id, k->spec.tools, &lost);
     if (lost)
-        return ag_fail(c->e, 400, "agents.credential_unavailable", "agent_id",
-                       "agent_id: header values of its tools did not survive the restart; update the agent");
+        return ag_fail(
+            c->e, 400, "agents.credential_unavailable", "agent_id",
+            "agent_id: header values of its tools did not survive the restart; update the agent");
     k->spec.secrets = json_object();
     size_t i;
     json_t *tool;
-    json_array_foreach(real, i, tool) {
+    json_array_foreach(real, i, tool)
+    {
         json_t *headers = json_object_get(json_object_get(tool, "transport"), "headers");
         if (json_object_size(headers))
-            json_object_set(k->spec.secrets, json_string_value(json_object_get(tool, "server_label")), headers);
+            json_object_set(k->spec.secrets,
+                            json_string_value(json_object_get(tool, "server_label")), headers);
     }
     return k->ad ? 0 : ag_refuse_adapter(c->e, "unknown", false);
 }
@@ -160,11 +169,11 @@ static int build_cfg(struct create *k)
         json_object_set(k->cfg, "env", json_object_get(stored, "_env"));
         size_t i;
         json_t *v, *seen;
-        json_array_foreach(json_object_get(stored, "vault_ids"), i, v) {
+        json_array_foreach(json_object_get(stored, "vault_ids"), i, v)
+        {
             bool have = false;
             size_t n;
-            json_array_foreach(vaults, n, seen)
-                have = have || json_equal(seen, v);
+            json_array_foreach(vaults, n, seen) have = have || json_equal(seen, v);
             if (!have)
                 json_array_append(vaults, v);
         }
@@ -182,29 +191,34 @@ static int build_cfg(struct create *k)
     json_object_set_new(k->cfg, "agent", agent);
     json_object_set_new(k->cfg, "environment",
                         json_pack("{s:s, s:s, s:[], s:s, s:s}", "type", "self_hosted", "id",
-                                  env_id ? env_id : "env_agent_sandbox", "capability_directories", "remote_url", "",
-                                  "workspace_directory", workspace));
+                                  env_id ? env_id : "env_agent_sandbox", "capability_directories",
+                                  "remote_url", "", "workspace_directory", workspace));
     json_object_set_new(k->cfg, "workspace", json_string(workspace));
     json_object_set_new(k->cfg, "env_id", env_id ? json_string(env_id) : json_null());
     json_object_set(k->cfg, "metadata", k->metadata);
     json_object_set_new(k->cfg, "runtime", json_string(k->ad->name));
     const char *model = json_string_value(k->spec.model);
-    json_object_set_new(k->cfg, "cli_model", model && !ag_is_runtime(model) ? json_string(model) : json_null());
+    json_object_set_new(k->cfg, "cli_model",
+                        model && !ag_is_runtime(model) ? json_string(model) : json_null());
     json_object_set(k->cfg, "effort", k->spec.effort ? k->spec.effort : json_null());
-    json_object_set(k->cfg, "instructions", k->spec.instructions ? k->spec.instructions : json_null());
+    json_object_set(k->cfg, "instructions",
+                    k->spec.instructions ? k->spec.instructions : json_null());
     json_t *tools = k->spec.tools ? json_deep_copy(k->spec.tools) : json_array();
     json_object_set_new(k->cfg, "tools", tools);
     return bind_tools(c, tools, vaults);
 }
 
-static int insert_turn(struct call *c, const char *id, int64_t session, const char *prompt, size_t len)
+static int insert_turn(struct call *c, const char *id, int64_t session, const char *prompt,
+                       size_t len)
 {
     struct abx_error err;
     /* What is kept of a prompt is clean: it may hold a token that somebody pasted. */
     autobuf struct buf clean = BUF_INIT;
     redact_text(NULL, prompt, len, &clean);
-    if (store_exec(c->ag->store, &err, "INSERT INTO turns(id, session, status, created, prompt) VALUES(?,?,'queued',?,?)",
-                   "sidb", id, session, wall_seconds(), clean.data ? clean.data : "", clean.len) < 0)
+    if (store_exec(
+            c->ag->store, &err,
+            "INSERT INTO turns(id, session, status, created, prompt) VALUES(?,?,'queued',?,?)",
+            "sidb", id, session, wall_seconds(), clean.data ? clean.data : "", clean.len) < 0)
         return ag_store_fail(c->e, &err);
     return 0;
 }
@@ -232,8 +246,10 @@ static int insert_session(struct create *k)
     if (store_begin(st, c->err) < 0)
         return ag_store_fail(c->e, c->err);
     if (store_exec(st, c->err,
-                   "INSERT INTO sessions(id, owner, hidden, agent_id, cfg, created, active) VALUES(?,?,0,?,?,?,?)", "sssjdd",
-                   k->id, call_owner(c), json_string_value(json_object_get(k->cfg, "agent_id")), k->cfg, now, now) < 0)
+                   "INSERT INTO sessions(id, owner, hidden, agent_id, cfg, created, active) "
+                   "VALUES(?,?,0,?,?,?,?)",
+                   "sssjdd", k->id, call_owner(c),
+                   json_string_value(json_object_get(k->cfg, "agent_id")), k->cfg, now, now) < 0)
         return ag_store_fail(c->e, c->err);
     sqlite3_stmt *s = store_stmt(st, "SELECT last_insert_rowid()", "");
     if (s && sqlite3_step(s) == SQLITE_ROW)
@@ -267,16 +283,19 @@ static void create_done(struct job *j)
     int rc = j->rc;
     if (rc == 0 && k->replay) {
         struct session *s = session_find(c->ag, k->replay, call_owner(c), false);
-        rc = s ? reply(c, labelled_session(session_json(s))) : ag_unknown(c->e, "session_id", "session", k->replay);
+        rc = s ? reply(c, labelled_session(session_json(s)))
+               : ag_unknown(c->e, "session_id", "session", k->replay);
     } else if (rc == 0) {
         session_evict(c->ag, k->full);
-        struct session *s = session_add(c->ag, k->id, call_owner(c), false, k->rid, k->cfg, wall_seconds());
+        struct session *s =
+            session_add(c->ag, k->id, call_owner(c), false, k->rid, k->cfg, wall_seconds());
         k->cfg = NULL;
         if (!s) {
             rc = abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
         } else {
             hooks_fire(c->ag->hooks, s, "agent.session.created");
-            struct turn *t = k->prompt.len ? turn_new(s, k->turn, k->prompt.data, k->prompt.len) : NULL;
+            struct turn *t =
+                k->prompt.len ? turn_new(s, k->turn, k->prompt.data, k->prompt.len) : NULL;
             if (t)
                 turn_submit(t);
             rc = reply(c, labelled_session(session_json(s)));
@@ -305,7 +324,8 @@ int agents_sessions_create(struct call *c)
     v = json_object_get(body, "agent_id");
     if (v && !json_is_null(v)) {
         if (!json_is_string(v) || (agent && !json_is_null(agent))) {
-            ag_invalid(c->e, "agent_id", "agent_id: the id of a stored agent, without agent beside it");
+            ag_invalid(c->e, "agent_id",
+                       "agent_id: the id of a stored agent, without agent beside it");
             goto bad;
         }
     }
@@ -339,7 +359,8 @@ int agents_sessions_create(struct call *c)
         const json_t *type = json_object_get(env, "type"), *id = json_object_get(env, "id");
         const json_t *dir = json_object_get(env, "workspace_directory");
         const char *kind = json_string_value(type);
-        if (type && !json_is_null(type) && (!kind || (strcmp(kind, "self_hosted") != 0 && strcmp(kind, "none") != 0))) {
+        if (type && !json_is_null(type) &&
+            (!kind || (strcmp(kind, "self_hosted") != 0 && strcmp(kind, "none") != 0))) {
             ag_invalid(c->e, NULL, "environment.type: self_hosted or none");
             goto bad;
         }
@@ -354,7 +375,8 @@ int agents_sessions_create(struct call *c)
             }
             const char *p = json_string_value(dir);
             if (*p != '/' || strlen(p) != json_string_length(dir)) {
-                ag_invalid(c->e, NULL, "environment.workspace_directory: an absolute path without ..");
+                ag_invalid(c->e, NULL,
+                           "environment.workspace_directory: an absolute path without ..");
                 goto bad;
             }
         }
@@ -371,7 +393,8 @@ int agents_sessions_create(struct call *c)
     if (no_nul(c, &k->prompt, "input") < 0)
         goto bad;
     if (k->prompt.len && c->ag->prompt_bytes + k->prompt.len > MAX_PROMPT_BYTES) {
-        ag_fail(c->e, 429, "agents.limit_exceeded", "input", "input: too many prompts wait already");
+        ag_fail(c->e, 429, "agents.limit_exceeded", "input",
+                "input: too many prompts wait already");
         goto bad;
     }
     k->j.c.e = &k->j.e;
@@ -384,18 +407,21 @@ bad:
     return -1;
 }
 
-/* --- reading ----------------------------------------------------------------------------------------- */
+/* --- reading
+ * ----------------------------------------------------------------------------------------- */
 
 /* Columns: created, active, cfg, busy, and the rid for its usage. */
-#define SESSION_COLS                                                                                                   \
-    "created, active, cfg, EXISTS(SELECT 1 FROM turns t WHERE t.session = sessions.rid AND t.status IN ('queued', "     \
+#define SESSION_COLS                                                                               \
+    "created, active, cfg, EXISTS(SELECT 1 FROM turns t WHERE t.session = sessions.rid AND "       \
+    "t.status IN ('queued', "                                                                      \
     "'in_progress')), rid"
 
 static json_t *session_of_row(struct call *c, sqlite3_stmt *s, void *data)
 {
     struct ag_usage sum = {0};
-    sqlite3_stmt *q = store_stmt(c->ag->store, "SELECT usage FROM turns WHERE session = ? AND usage IS NOT NULL", "i",
-                                 sqlite3_column_int64(s, 5));
+    sqlite3_stmt *q =
+        store_stmt(c->ag->store, "SELECT usage FROM turns WHERE session = ? AND usage IS NOT NULL",
+                   "i", sqlite3_column_int64(s, 5));
     while (q && sqlite3_step(q) == SQLITE_ROW) {
         struct ag_usage one;
         autojson json_t *u = store_json(q, 0);
@@ -405,21 +431,25 @@ static json_t *session_of_row(struct call *c, sqlite3_stmt *s, void *data)
     if (q)
         sqlite3_reset(q);
     autojson json_t *cfg = store_json(s, 3);
-    return labelled_session(session_doc(store_text(s, 0), sqlite3_column_double(s, 1), sqlite3_column_double(s, 2), cfg,
+    return labelled_session(session_doc(store_text(s, 0), sqlite3_column_double(s, 1),
+                                        sqlite3_column_double(s, 2), cfg,
                                         sqlite3_column_int(s, 4) != 0, &sum));
 }
 
 int agents_sessions_list(struct call *c)
 {
-    static const struct list_sql all = LIST_SQL(SESSION_COLS, "sessions", "owner = ?1 AND hidden = 0");
-    static const struct list_sql of_agent = LIST_SQL(SESSION_COLS, "sessions", "owner = ?1 AND hidden = 0 AND agent_id = ?2");
+    static const struct list_sql all =
+        LIST_SQL(SESSION_COLS, "sessions", "owner = ?1 AND hidden = 0");
+    static const struct list_sql of_agent =
+        LIST_SQL(SESSION_COLS, "sessions", "owner = ?1 AND hidden = 0 AND agent_id = ?2");
     struct page p;
     json_t *list;
     if (page_read(c, &p) < 0)
         return -1;
     const char *agent = req_query(c->req, "agent_id", NULL);
     store_lock(c->ag->store);
-    int rc = list_rows(c, &p, agent ? &of_agent : &all, ARG_S(call_owner(c)), ARG_S(agent), session_of_row, NULL, &list);
+    int rc = list_rows(c, &p, agent ? &of_agent : &all, ARG_S(call_owner(c)), ARG_S(agent),
+                       session_of_row, NULL, &list);
     store_unlock(c->ag->store);
     return rc < 0 ? -1 : reply(c, list);
 }
@@ -430,8 +460,9 @@ int agents_sessions_get(struct call *c)
     const char *id = call_param(c, "session_id");
     store_lock(c->ag->store);
     sqlite3_stmt *s = store_stmt(c->ag->store,
-                                 "SELECT id, " SESSION_COLS " FROM sessions WHERE id = ? AND owner = ? AND hidden = 0", "ss",
-                                 id, call_owner(c));
+                                 "SELECT id, " SESSION_COLS
+                                 " FROM sessions WHERE id = ? AND owner = ? AND hidden = 0",
+                                 "ss", id, call_owner(c));
     if (s && sqlite3_step(s) == SQLITE_ROW)
         o = session_of_row(c, s, NULL);
     if (s)
@@ -484,7 +515,8 @@ int agents_sessions_delete(struct call *c)
     if (!s)
         return ag_unknown(c->e, "session_id", "session", id);
     struct job *j = calloc(1, sizeof(*j));
-    json_t *o = json_pack("{s:s, s:s, s:b}", "id", id, "object", "agent.session.deleted", "deleted", 1);
+    json_t *o =
+        json_pack("{s:s, s:s, s:b}", "id", id, "object", "agent.session.deleted", "deleted", 1);
     if (!j || reply(c, label(o, "local_process", LABEL_SESSION, NULL)) < 0) {
         free(j);
         return -1;
@@ -494,7 +526,8 @@ int agents_sessions_delete(struct call *c)
     return REQ_PENDING;
 }
 
-/* --- input -------------------------------------------------------------------------------------------- */
+/* --- input
+ * -------------------------------------------------------------------------------------------- */
 
 struct submit {
     struct job j;
@@ -580,10 +613,7 @@ static void submit_done(struct job *j)
     submit_free(k);
 }
 
-static bool is(const char *a, const char *b)
-{
-    return a && strcmp(a, b) == 0;
-}
+static bool is(const char *a, const char *b) { return a && strcmp(a, b) == 0; }
 
 static int read_events(struct submit *k, struct call *c, const json_t *body)
 {
@@ -598,7 +628,8 @@ static int read_events(struct submit *k, struct call *c, const json_t *body)
         return ag_invalid(c->e, "events", "events: a list of at least one input event");
     size_t i;
     json_t *ev;
-    json_array_foreach((json_t *)events, i, ev) {
+    json_array_foreach((json_t *)events, i, ev)
+    {
         if (!json_is_object(ev))
             return ag_invalid(c->e, "events", "events: members are objects");
         const char *type = json_string_value(json_object_get(ev, "type"));

@@ -11,9 +11,9 @@
 static json_t *vault_of_row(struct call *c, sqlite3_stmt *s, void *data)
 {
     autojson json_t *doc = store_json(s, 1);
-    return label(json_pack("{s:s, s:s, s:o, s:O, s:O}", "id", store_text(s, 0), "object", "vault", "created_at",
-                           stamp_json(sqlite3_column_double(s, 2)), "metadata", json_object_get(doc, "metadata"), "name",
-                           json_object_get(doc, "name")),
+    return label(json_pack("{s:s, s:s, s:o, s:O, s:O}", "id", store_text(s, 0), "object", "vault",
+                           "created_at", stamp_json(sqlite3_column_double(s, 2)), "metadata",
+                           json_object_get(doc, "metadata"), "name", json_object_get(doc, "name")),
                  "local_state", "memory_only", NULL);
 }
 
@@ -38,8 +38,9 @@ static int read_name(struct call *c, const json_t *body, bool required, json_t *
 static json_t *get_vault(struct call *c, const char *id)
 {
     json_t *o = NULL;
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT id, doc, created FROM mem.vaults WHERE id = ? AND owner = ?", "ss",
-                                 id, call_owner(c));
+    sqlite3_stmt *s = store_stmt(
+        c->ag->store, "SELECT id, doc, created FROM mem.vaults WHERE id = ? AND owner = ?", "ss",
+        id, call_owner(c));
     if (s && sqlite3_step(s) == SQLITE_ROW)
         o = vault_of_row(c, s, NULL);
     if (s)
@@ -60,17 +61,21 @@ int agents_vaults_create(struct call *c)
         json_decref(name);
         return -1;
     }
-    autojson json_t *doc = json_pack("{s:o, s:o}", "name", name ? name : json_null(), "metadata", metadata);
+    autojson json_t *doc =
+        json_pack("{s:o, s:o}", "name", name ? name : json_null(), "metadata", metadata);
     agents_new_id("vlt_", id);
     store_lock(c->ag->store);
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT count(*) FROM mem.vaults WHERE owner = ?", "s", call_owner(c));
+    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT count(*) FROM mem.vaults WHERE owner = ?",
+                                 "s", call_owner(c));
     int64_t n = s && sqlite3_step(s) == SQLITE_ROW ? sqlite3_column_int64(s, 0) : 0;
     if (s)
         sqlite3_reset(s);
     int rc = n >= c->ag->set.max_vaults
-                 ? ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "at most %lld vaults", (long long)c->ag->set.max_vaults)
+                 ? ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "at most %lld vaults",
+                           (long long)c->ag->set.max_vaults)
                  : 0;
-    if (rc == 0 && store_exec(c->ag->store, c->err, "INSERT INTO mem.vaults(id, owner, doc, created) VALUES(?,?,?,?)",
+    if (rc == 0 && store_exec(c->ag->store, c->err,
+                              "INSERT INTO mem.vaults(id, owner, doc, created) VALUES(?,?,?,?)",
                               "ssjd", id, call_owner(c), doc, wall_seconds()) < 0)
         rc = ag_store_fail(c->e, c->err);
     if (rc == 0)
@@ -104,8 +109,10 @@ static int filtered(struct call *c, const struct page *p, json_t *all, json_t **
     const char *status = req_query(c->req, "status", NULL);
     size_t i;
     json_t *o;
-    json_array_foreach(all, i, o) {
-        struct filter f = {.metadata = json_object_get(o, "metadata"), .fits = !status || strcmp(status, "active") == 0};
+    json_array_foreach(all, i, o)
+    {
+        struct filter f = {.metadata = json_object_get(o, "metadata"),
+                           .fits = !status || strcmp(status, "active") == 0};
         req_each_query(c->req, match, &f);
         if (f.fits)
             json_array_append(some, o);
@@ -121,8 +128,9 @@ int agents_vaults_list(struct call *c)
     if (page_read(c, &p) < 0)
         return -1;
     store_lock(c->ag->store);
-    sqlite3_stmt *s = store_stmt(c->ag->store, "SELECT id, doc, created FROM mem.vaults WHERE owner = ? ORDER BY rid", "s",
-                                 call_owner(c));
+    sqlite3_stmt *s = store_stmt(
+        c->ag->store, "SELECT id, doc, created FROM mem.vaults WHERE owner = ? ORDER BY rid", "s",
+        call_owner(c));
     while (s && sqlite3_step(s) == SQLITE_ROW)
         json_array_append_new(all, vault_of_row(c, s, NULL));
     if (s)
@@ -148,17 +156,21 @@ int agents_vaults_update(struct call *c)
     autojson json_t *was = get_vault(c, id);
     int rc = was ? only_keys(c->e, body, "", "name metadata") : -1;
     if (rc == 0)
-        rc = read_name(c, body, json_object_get(body, "name") && !json_is_null(json_object_get(body, "name")), &name);
+        rc = read_name(
+            c, body, json_object_get(body, "name") && !json_is_null(json_object_get(body, "name")),
+            &name);
     if (rc == 0 && json_object_get(body, "metadata"))
         rc = read_metadata(c->e, json_object_get(body, "metadata"), "metadata", &metadata);
     if (rc == 0) {
         bool cleared = json_is_null(json_object_get(body, "name"));
-        autojson json_t *doc = json_pack("{s:O, s:O}", "name",
-                                         name      ? name
-                                         : cleared ? json_null()
-                                                   : json_object_get(was, "name"),
-                                         "metadata", metadata ? metadata : json_object_get(was, "metadata"));
-        if (store_exec(c->ag->store, c->err, "UPDATE mem.vaults SET doc = ? WHERE id = ?", "js", doc, id) < 0)
+        autojson json_t *doc =
+            json_pack("{s:O, s:O}", "name",
+                      name      ? name
+                      : cleared ? json_null()
+                                : json_object_get(was, "name"),
+                      "metadata", metadata ? metadata : json_object_get(was, "metadata"));
+        if (store_exec(c->ag->store, c->err, "UPDATE mem.vaults SET doc = ? WHERE id = ?", "js",
+                       doc, id) < 0)
             ag_store_fail(c->e, c->err);
         else
             o = get_vault(c, id);
@@ -174,25 +186,31 @@ int agents_vaults_delete(struct call *c)
     const char *id = call_param(c, "vault_id");
     store_lock(c->ag->store);
     autojson json_t *was = get_vault(c, id);
-    bool gone = was && store_exec(c->ag->store, c->err, "DELETE FROM mem.credentials WHERE vault = ?", "s", id) == 0 &&
-                store_exec(c->ag->store, c->err, "DELETE FROM mem.vaults WHERE id = ?", "s", id) == 0;
+    bool gone =
+        was &&
+        store_exec(c->ag->store, c->err, "DELETE FROM mem.credentials WHERE vault = ?", "s", id) ==
+            0 &&
+        store_exec(c->ag->store, c->err, "DELETE FROM mem.vaults WHERE id = ?", "s", id) == 0;
     store_unlock(c->ag->store);
     if (!gone)
         return was ? ag_store_fail(c->e, c->err) : -1;
-    return reply(c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object", "vault.deleted", "deleted", 1), "local_state",
-                          "memory_only", NULL));
+    return reply(
+        c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object", "vault.deleted", "deleted", 1),
+                 "local_state", "memory_only", NULL));
 }
 
-/* --- credentials ---------------------------------------------------------------------------------------- */
+/* --- credentials
+ * ---------------------------------------------------------------------------------------- */
 
 #define CRED_LABEL "memory_only secret_in_agent_env"
 
 static json_t *cred_of_row(struct call *c, sqlite3_stmt *s, void *data)
 {
     autojson json_t *doc = store_json(s, 1);
-    return label(json_pack("{s:s, s:s, s:s, s:O, s:O, s:O, s:o, s:o}", "id", store_text(s, 0), "object",
-                           "vault.credential", "vault_id", store_text(s, 4), "name", json_object_get(doc, "name"),
-                           "metadata", json_object_get(doc, "metadata"), "auth", json_object_get(doc, "auth"),
+    return label(json_pack("{s:s, s:s, s:s, s:O, s:O, s:O, s:o, s:o}", "id", store_text(s, 0),
+                           "object", "vault.credential", "vault_id", store_text(s, 4), "name",
+                           json_object_get(doc, "name"), "metadata",
+                           json_object_get(doc, "metadata"), "auth", json_object_get(doc, "auth"),
                            "created_at", stamp_json(sqlite3_column_double(s, 2)), "updated_at",
                            stamp_json(sqlite3_column_double(s, 3))),
                  "local_state", CRED_LABEL, NULL);
@@ -202,8 +220,9 @@ static json_t *get_cred(struct call *c, const char *vault, const char *id, json_
 {
     json_t *o = NULL;
     sqlite3_stmt *s = store_stmt(
-        c->ag->store, "SELECT id, doc, created, updated, vault FROM mem.credentials WHERE id = ? AND vault = ?", "ss", id,
-        vault);
+        c->ag->store,
+        "SELECT id, doc, created, updated, vault FROM mem.credentials WHERE id = ? AND vault = ?",
+        "ss", id, vault);
     if (s && sqlite3_step(s) == SQLITE_ROW) {
         o = cred_of_row(c, s, NULL);
         if (ret_doc)
@@ -221,10 +240,11 @@ static int read_time(const char *s, double *ret)
 {
     struct tm tm = {0};
     int n = 0, oh = 0, om = 0;
-    if (!s || sscanf(s, "%4d-%2d-%2d%*1[Tt ]%2d:%2d:%2d%n", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min,
-                     &tm.tm_sec, &n) != 6 ||
-        tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 || tm.tm_mday > 31 || tm.tm_hour > 23 || tm.tm_min > 59 ||
-        tm.tm_sec > 60 || tm.tm_year < 1970)
+    if (!s ||
+        sscanf(s, "%4d-%2d-%2d%*1[Tt ]%2d:%2d:%2d%n", &tm.tm_year, &tm.tm_mon, &tm.tm_mday,
+               &tm.tm_hour, &tm.tm_min, &tm.tm_sec, &n) != 6 ||
+        tm.tm_mon < 1 || tm.tm_mon > 12 || tm.tm_mday < 1 || tm.tm_mday > 31 || tm.tm_hour > 23 ||
+        tm.tm_min > 59 || tm.tm_sec > 60 || tm.tm_year < 1970)
         return -1;
     s += n;
     if (*s == '.') {
@@ -236,7 +256,8 @@ static int read_time(const char *s, double *ret)
     int sign = 0;
     if ((*s == 'Z' || *s == 'z') && !s[1])
         sign = 0;
-    else if ((*s == '+' || *s == '-') && sscanf(s + 1, "%2d:%2d%n", &oh, &om, &n) == 2 && !s[1 + n] && oh < 24 && om < 60)
+    else if ((*s == '+' || *s == '-') && sscanf(s + 1, "%2d:%2d%n", &oh, &om, &n) == 2 &&
+             !s[1 + n] && oh < 24 && om < 60)
         sign = *s == '+' ? 1 : -1;
     else
         return -1;
@@ -256,34 +277,41 @@ static int read_token(struct call *c, const json_t *v, const char *param)
     return good ? 0 : ag_invalid(c->e, param, "%s: one line of 1 to 8192 characters", param);
 }
 
-/* auth of a create (was NULL) or an update. Sets doc's auth, _expires; *ret_secret borrowed or NULL. */
-static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json_t *was, const char **ret_secret)
+/* auth of a create (was NULL) or an update. Sets doc's auth, _expires; *ret_secret borrowed or
+ * NULL. */
+static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json_t *was,
+                     const char **ret_secret)
 {
     if (!json_is_object(auth))
         return ag_invalid(c->e, "auth", "auth: an object");
     const char *type = json_string_value(json_object_get(auth, "type"));
-    bool bearer = type && strcmp(type, "static_bearer") == 0, oauth = type && strcmp(type, "mcp_oauth") == 0;
+    bool bearer = type && strcmp(type, "static_bearer") == 0,
+         oauth = type && strcmp(type, "mcp_oauth") == 0;
     if (!bearer && !oauth)
         return ag_invalid(c->e, "auth.type", "auth.type: static_bearer or mcp_oauth");
-    const char *old = was ? json_string_value(json_object_get(json_object_get(was, "auth"), "type")) : NULL;
+    const char *old =
+        was ? json_string_value(json_object_get(json_object_get(was, "auth"), "type")) : NULL;
     if (old && strcmp(old, type) != 0)
         return ag_invalid(c->e, "auth.type", "auth.type: stays what it was");
-    const char *keys = was ? (bearer ? "type token" : "type access_token expires_at")
-                           : (bearer ? "type mcp_server_url token networking"
-                                     : "type mcp_server_url access_token expires_at networking refresh");
+    const char *keys =
+        was ? (bearer ? "type token" : "type access_token expires_at")
+            : (bearer ? "type mcp_server_url token networking"
+                      : "type mcp_server_url access_token expires_at networking refresh");
     if (only_keys(c->e, auth, "auth.", keys) < 0)
         return -1;
-    json_t *shown = was ? json_copy(json_object_get(was, "auth")) : json_pack("{s:s}", "type", type);
+    json_t *shown =
+        was ? json_copy(json_object_get(was, "auth")) : json_pack("{s:s}", "type", type);
     json_object_set_new(doc, "auth", shown);
-    const char *secret_key = bearer ? "token" : "access_token", *param = bearer ? "auth.token" : "auth.access_token";
+    const char *secret_key = bearer ? "token" : "access_token",
+               *param = bearer ? "auth.token" : "auth.access_token";
     const json_t *secret = json_object_get(auth, secret_key);
     *ret_secret = NULL;
     if (!was) {
         const json_t *url = json_object_get(auth, "mcp_server_url");
         if (!json_is_string(url))
             return ag_invalid(c->e, "auth.mcp_server_url", "auth.mcp_server_url: a URL");
-        if (check_url(c->e, json_string_value(url), json_string_length(url), "auth.mcp_server_url", false, false,
-                      c->ag->set.private_urls) < 0)
+        if (check_url(c->e, json_string_value(url), json_string_length(url), "auth.mcp_server_url",
+                      false, false, c->ag->set.private_urls) < 0)
             return -1;
         json_object_set(shown, "mcp_server_url", (json_t *)url);
         const json_t *net = json_object_get(auth, "networking");
@@ -292,9 +320,10 @@ static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json
             const json_t *hosts = json_object_get(net, "allowed_hosts");
             const char *kind = json_string_value(json_object_get(net, "type"));
             const char *named = json_string_value(json_array_get(hosts, 0));
-            if (!kind || strcmp(kind, "limited") != 0 || json_array_size(hosts) != 1 || !named || !host ||
-                strcasecmp(named, host) != 0 || json_object_size(net) != 2)
-                return ag_invalid(c->e, "auth.networking", "auth.networking: null, or limited to the host of the URL");
+            if (!kind || strcmp(kind, "limited") != 0 || json_array_size(hosts) != 1 || !named ||
+                !host || strcasecmp(named, host) != 0 || json_object_size(net) != 2)
+                return ag_invalid(c->e, "auth.networking",
+                                  "auth.networking: null, or limited to the host of the URL");
             json_object_set(shown, "networking", (json_t *)net);
         }
         const json_t *refresh = json_object_get(auth, "refresh");
@@ -311,10 +340,12 @@ static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json
         if (expires && !json_is_null(expires)) {
             double at;
             if (read_time(json_string_value(expires), &at) < 0)
-                return ag_invalid(c->e, "auth.expires_at", "auth.expires_at: an RFC 3339 time or null");
+                return ag_invalid(c->e, "auth.expires_at",
+                                  "auth.expires_at: an RFC 3339 time or null");
             json_object_set(shown, "expires_at", (json_t *)expires);
             json_object_set_new(doc, "_expires", json_real(at));
-        } else if (expires || *ret_secret) { /* a new token without a time of its own does not expire */
+        } else if (expires ||
+                   *ret_secret) { /* a new token without a time of its own does not expire */
             json_object_set_new(shown, "expires_at", json_null());
             json_object_del(doc, "_expires");
         }
@@ -342,10 +373,13 @@ int agents_vault_credentials_create(struct call *c)
         rc = read_metadata(c->e, json_object_get(body, "metadata"), "metadata", &metadata);
     if (rc == 0)
         rc = read_auth(c, json_object_get(body, "auth"), doc, NULL, &secret);
-    sqlite3_stmt *s = rc == 0 ? store_stmt(c->ag->store, "SELECT count(*) FROM mem.credentials WHERE vault = ?", "s", vault)
-                              : NULL;
+    sqlite3_stmt *s =
+        rc == 0 ? store_stmt(c->ag->store, "SELECT count(*) FROM mem.credentials WHERE vault = ?",
+                             "s", vault)
+                : NULL;
     if (s && sqlite3_step(s) == SQLITE_ROW && sqlite3_column_int(s, 0) >= MAX_OBJECTS)
-        rc = ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "too many credentials in this vault");
+        rc =
+            ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "too many credentials in this vault");
     if (s)
         sqlite3_reset(s);
     if (rc == 0) {
@@ -353,8 +387,9 @@ int agents_vault_credentials_create(struct call *c)
         json_object_set(doc, "name", name);
         json_object_set(doc, "metadata", metadata);
         if (store_exec(c->ag->store, c->err,
-                       "INSERT INTO mem.credentials(id, vault, doc, secret, created, updated) VALUES(?,?,?,?,?,?)", "ssjsdd",
-                       id, vault, doc, secret, now, now) < 0)
+                       "INSERT INTO mem.credentials(id, vault, doc, secret, created, updated) "
+                       "VALUES(?,?,?,?,?,?)",
+                       "ssjsdd", id, vault, doc, secret, now, now) < 0)
             ag_store_fail(c->e, c->err);
         else
             o = get_cred(c, vault, id, NULL);
@@ -373,11 +408,11 @@ int agents_vault_credentials_list(struct call *c)
     autojson json_t *all = json_array();
     store_lock(c->ag->store);
     autojson json_t *holder = get_vault(c, vault);
-    sqlite3_stmt *s =
-        holder ? store_stmt(c->ag->store,
-                            "SELECT id, doc, created, updated, vault FROM mem.credentials WHERE vault = ? ORDER BY rid", "s",
-                            vault)
-               : NULL;
+    sqlite3_stmt *s = holder ? store_stmt(c->ag->store,
+                                          "SELECT id, doc, created, updated, vault FROM "
+                                          "mem.credentials WHERE vault = ? ORDER BY rid",
+                                          "s", vault)
+                             : NULL;
     while (s && sqlite3_step(s) == SQLITE_ROW)
         json_array_append_new(all, cred_of_row(c, s, NULL));
     if (s)
@@ -400,7 +435,8 @@ int agents_vault_credentials_get(struct call *c)
 
 int agents_vault_credentials_update(struct call *c)
 {
-    const char *vault = call_param(c, "vault_id"), *id = call_param(c, "credential_id"), *secret = NULL;
+    const char *vault = call_param(c, "vault_id"), *id = call_param(c, "credential_id"),
+               *secret = NULL;
     const json_t *body = call_body(c);
     json_t *o = NULL, *metadata = NULL;
     autojson json_t *doc = NULL;
@@ -416,10 +452,12 @@ int agents_vault_credentials_update(struct call *c)
     if (rc == 0 && json_object_get(body, "auth"))
         rc = read_auth(c, json_object_get(body, "auth"), doc, was, &secret);
     if (rc == 0) {
-        if (store_exec(c->ag->store, c->err, "UPDATE mem.credentials SET doc = ?, updated = ? WHERE id = ?", "jds", doc,
+        if (store_exec(c->ag->store, c->err,
+                       "UPDATE mem.credentials SET doc = ?, updated = ? WHERE id = ?", "jds", doc,
                        wall_seconds(), id) < 0 ||
-            (secret && store_exec(c->ag->store, c->err, "UPDATE mem.credentials SET secret = ? WHERE id = ?", "ss", secret,
-                                  id) < 0))
+            (secret &&
+             store_exec(c->ag->store, c->err, "UPDATE mem.credentials SET secret = ? WHERE id = ?",
+                        "ss", secret, id) < 0))
             ag_store_fail(c->e, c->err);
         else
             o = get_cred(c, vault, id, NULL);
@@ -435,10 +473,12 @@ int agents_vault_credentials_delete(struct call *c)
     store_lock(c->ag->store);
     autojson json_t *holder = get_vault(c, vault);
     autojson json_t *was = holder ? get_cred(c, vault, id, NULL) : NULL;
-    bool gone = was && store_exec(c->ag->store, c->err, "DELETE FROM mem.credentials WHERE id = ?", "s", id) == 0;
+    bool gone = was && store_exec(c->ag->store, c->err, "DELETE FROM mem.credentials WHERE id = ?",
+                                  "s", id) == 0;
     store_unlock(c->ag->store);
     if (!gone)
         return was ? ag_store_fail(c->e, c->err) : -1;
-    return reply(c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object", "vault.credential.deleted", "deleted", 1),
+    return reply(c, label(json_pack("{s:s, s:s, s:b}", "id", id, "object",
+                                    "vault.credential.deleted", "deleted", 1),
                           "local_state", CRED_LABEL, NULL));
 }

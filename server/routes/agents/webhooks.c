@@ -9,15 +9,17 @@
 #define LABEL_HOOK "local_signer memory_only"
 #define MAX_ENDPOINTS 100
 
-static const char *const event_types[] = {"agent.session.created", "agent.session.in_progress", "agent.session.idle",
-                                          "agent.session.failed"};
+static const char *const event_types[] = {"agent.session.created", "agent.session.in_progress",
+                                          "agent.session.idle", "agent.session.failed"};
 
-static json_t *shown(const char *id, const json_t *doc, double created, double updated, const char *secret)
+static json_t *shown(const char *id, const json_t *doc, double created, double updated,
+                     const char *secret)
 {
-    json_t *o = json_pack("{s:s, s:s, s:o, s:O, s:O, s:n, s:O, s:o}", "id", id, "object", "webhook_endpoint", "created_at",
-                          stamp_json(created), "event_types", json_object_get(doc, "event_types"), "name",
-                          json_object_get(doc, "name"), "signing_secret_hint", "url", json_object_get(doc, "url"),
-                          "updated_at", stamp_json(updated));
+    json_t *o = json_pack("{s:s, s:s, s:o, s:O, s:O, s:n, s:O, s:o}", "id", id, "object",
+                          "webhook_endpoint", "created_at", stamp_json(created), "event_types",
+                          json_object_get(doc, "event_types"), "name", json_object_get(doc, "name"),
+                          "signing_secret_hint", "url", json_object_get(doc, "url"), "updated_at",
+                          stamp_json(updated));
     label(o, "local_state", LABEL_HOOK, NULL);
     if (secret)
         json_object_set_new(o, "signing_secret", json_string(secret));
@@ -27,7 +29,8 @@ static json_t *shown(const char *id, const json_t *doc, double created, double u
 static json_t *row(struct call *c, sqlite3_stmt *s, void *data)
 {
     autojson json_t *doc = store_json(s, 1);
-    return shown(store_text(s, 0), doc, sqlite3_column_double(s, 2), sqlite3_column_double(s, 3), NULL);
+    return shown(store_text(s, 0), doc, sqlite3_column_double(s, 2), sqlite3_column_double(s, 3),
+                 NULL);
 }
 
 static bool known_type(const json_t *v)
@@ -48,8 +51,8 @@ static int read_fields(struct call *c, json_t *doc, bool fresh)
     if (fresh || v) {
         if (!json_is_string(v))
             return ag_invalid(c->e, "url", "url: a URL");
-        if (check_url(c->e, json_string_value(v), json_string_length(v), "url", c->ag->set.webhook_http, false,
-                      c->ag->set.private_urls) < 0)
+        if (check_url(c->e, json_string_value(v), json_string_length(v), "url",
+                      c->ag->set.webhook_http, false, c->ag->set.private_urls) < 0)
             return -1;
         json_object_set(doc, "url", (json_t *)v);
     }
@@ -58,10 +61,10 @@ static int read_fields(struct call *c, json_t *doc, bool fresh)
         bool good = json_is_array(v) && json_array_size(v) >= 1 && json_array_size(v) <= 16;
         size_t i;
         json_t *type;
-        json_array_foreach((json_t *)v, i, type)
-            good = good && known_type(type);
+        json_array_foreach((json_t *)v, i, type) good = good && known_type(type);
         if (!good)
-            return ag_invalid(c->e, "event_types", "event_types: some of those of GET /v1/webhook_event_types");
+            return ag_invalid(c->e, "event_types",
+                              "event_types: some of those of GET /v1/webhook_event_types");
         json_object_set(doc, "event_types", (json_t *)v);
     }
     v = json_object_get(body, "name");
@@ -98,8 +101,9 @@ static int find(struct edit *k)
 {
     struct call *c = &k->j.c;
     sqlite3_stmt *s = store_stmt(
-        c->ag->store, "SELECT doc, created, updated FROM objects WHERE id = ? AND kind = 'webhook' AND owner = ?", "ss", k->id,
-        call_owner(c));
+        c->ag->store,
+        "SELECT doc, created, updated FROM objects WHERE id = ? AND kind = 'webhook' AND owner = ?",
+        "ss", k->id, call_owner(c));
     bool found = s && sqlite3_step(s) == SQLITE_ROW;
     if (found) {
         k->doc = store_json(s, 0);
@@ -120,7 +124,8 @@ static int edit(struct edit *k)
         if (read_fields(c, k->doc, true) < 0)
             return -1;
         if (object_count(c, "webhook") >= MAX_ENDPOINTS)
-            return ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "at most %d webhook endpoints", MAX_ENDPOINTS);
+            return ag_fail(c->e, 400, "agents.limit_exceeded", NULL, "at most %d webhook endpoints",
+                           MAX_ENDPOINTS);
         new_secret(k->doc);
         agents_new_id("we_", k->id);
         return object_insert(c, "webhook", k->id, k->doc, k->updated, 0);
@@ -132,7 +137,8 @@ static int edit(struct edit *k)
     if (k->what == UPDATE && read_fields(c, k->doc, false) < 0)
         return -1;
     if (k->what == ROTATE) {
-        const json_t *body = call_body(c), *keep = json_object_get(body, "keep_old_secret_active_for_24_hours");
+        const json_t *body = call_body(c),
+                     *keep = json_object_get(body, "keep_old_secret_active_for_24_hours");
         if (only_keys(c->e, body, "", "keep_old_secret_active_for_24_hours") < 0)
             return -1;
         if (keep && !json_is_null(keep) && !json_is_false(keep))
@@ -157,7 +163,8 @@ static void done(struct job *j)
     int rc = j->rc;
     if (rc == 0 && k->what == DELETE) {
         hooks_remove(c->ag->hooks, k->id);
-        rc = reply(c, label(json_pack("{s:s, s:s, s:b}", "id", k->id, "object", "webhook_endpoint.deleted", "deleted", 1),
+        rc = reply(c, label(json_pack("{s:s, s:s, s:b}", "id", k->id, "object",
+                                      "webhook_endpoint.deleted", "deleted", 1),
                             "local_state", LABEL_HOOK, NULL));
     } else if (rc == 0) {
         hooks_set(c->ag->hooks, k->id, call_owner(c), k->doc);
@@ -186,29 +193,18 @@ static int start(struct call *c, enum change what)
     return rc;
 }
 
-int agents_webhooks_create(struct call *c)
-{
-    return start(c, CREATE);
-}
+int agents_webhooks_create(struct call *c) { return start(c, CREATE); }
 
-int agents_webhooks_update(struct call *c)
-{
-    return start(c, UPDATE);
-}
+int agents_webhooks_update(struct call *c) { return start(c, UPDATE); }
 
-int agents_webhooks_delete(struct call *c)
-{
-    return start(c, DELETE);
-}
+int agents_webhooks_delete(struct call *c) { return start(c, DELETE); }
 
-int agents_webhooks_rotate_secret(struct call *c)
-{
-    return start(c, ROTATE);
-}
+int agents_webhooks_rotate_secret(struct call *c) { return start(c, ROTATE); }
 
 int agents_webhooks_list(struct call *c)
 {
-    static const struct list_sql sql = LIST_SQL("doc, created, updated", "objects", "kind = 'webhook' AND owner = ?1");
+    static const struct list_sql sql =
+        LIST_SQL("doc, created, updated", "objects", "kind = 'webhook' AND owner = ?1");
     struct page p;
     json_t *list;
     if (page_read(c, &p) < 0)
@@ -224,9 +220,10 @@ int agents_webhooks_get(struct call *c)
     const char *id = call_param(c, "webhook_endpoint_id");
     json_t *o = NULL;
     store_lock(c->ag->store);
-    sqlite3_stmt *s = store_stmt(
-        c->ag->store, "SELECT id, doc, created, updated FROM objects WHERE id = ? AND kind = 'webhook' AND owner = ?", "ss",
-        id, call_owner(c));
+    sqlite3_stmt *s = store_stmt(c->ag->store,
+                                 "SELECT id, doc, created, updated FROM objects WHERE id = ? AND "
+                                 "kind = 'webhook' AND owner = ?",
+                                 "ss", id, call_owner(c));
     if (s && sqlite3_step(s) == SQLITE_ROW)
         o = row(c, s, NULL);
     if (s)
@@ -246,10 +243,11 @@ static void tried(void *data, int status, const char *why)
     struct call *c = &k->j.c;
     int rc;
     if (status)
-        rc = reply(c, label(json_pack("{s:s, s:s, s:i, s:b, s:s}", "object", "webhook_endpoint.test", "event_type", k->type,
-                                      "status_code", status, "success", status >= 200 && status < 300,
-                                      "webhook_endpoint_id", k->id),
-                            "local_state", LABEL_HOOK, NULL));
+        rc =
+            reply(c, label(json_pack("{s:s, s:s, s:i, s:b, s:s}", "object", "webhook_endpoint.test",
+                                     "event_type", k->type, "status_code", status, "success",
+                                     status >= 200 && status < 300, "webhook_endpoint_id", k->id),
+                           "local_state", LABEL_HOOK, NULL));
     else
         rc = ag_fail(c->e, 400, "agents.webhook_delivery_failed", "url", "url: %s", why);
     job_finish(&k->j, rc);
@@ -273,7 +271,8 @@ static void find_done(struct job *j)
     struct trial *k = (struct trial *)j;
     int rc = j->rc;
     if (rc == 0 && !k->type[0])
-        rc = ag_invalid(j->c.e, "event_type", "event_type: one of those of GET /v1/webhook_event_types");
+        rc = ag_invalid(j->c.e, "event_type",
+                        "event_type: one of those of GET /v1/webhook_event_types");
     if (rc == 0)
         rc = hooks_test(j->c.ag->hooks, k->id, k->type, tried, k, j->c.e);
     if (rc < 0) {
@@ -305,5 +304,6 @@ int agents_webhook_event_types(struct call *c)
     json_t *list = json_array();
     for (size_t i = 0; i < ARRAY_LEN(event_types); i++)
         json_array_append_new(list, json_string(event_types[i]));
-    return reply(c, label(json_pack("{s:s, s:o}", "object", "list", "data", list), "none", "local_signer", NULL));
+    return reply(c, label(json_pack("{s:s, s:o}", "object", "list", "data", list), "none",
+                          "local_signer", NULL));
 }

@@ -18,15 +18,15 @@ static void on_line(void *owner, char *text, size_t len)
     buf_addc(&g->all, '|');
 }
 
-static void on_dropped(void *owner)
-{
-    ((struct got *)owner)->dropped++;
-}
+static void on_dropped(void *owner) { ((struct got *)owner)->dropped++; }
 
 static struct line_reader reader(struct got *g, size_t max_string, size_t max_line)
 {
-    return (struct line_reader){
-        .max_string = max_string, .max_line = max_line, .line = on_line, .dropped = on_dropped, .owner = g};
+    return (struct line_reader){.max_string = max_string,
+                                .max_line = max_line,
+                                .line = on_line,
+                                .dropped = on_dropped,
+                                .owner = g};
 }
 
 /* Feeds byte by byte and at once: the cut of the input must not matter. */
@@ -78,10 +78,7 @@ START_TEST(bad_utf8_is_replaced)
 }
 END_TEST
 
-START_TEST(a_last_line_without_its_end_counts)
-{
-    expect("{}\n\n{\"a\":1}", 100, "{}|{\"a\":1}|");
-}
+START_TEST(a_last_line_without_its_end_counts) { expect("{}\n\n{\"a\":1}", 100, "{}|{\"a\":1}|"); }
 END_TEST
 
 START_TEST(a_line_beyond_the_bound_is_dropped_and_the_next_one_read)
@@ -100,5 +97,6 @@ START_TEST(a_line_beyond_the_bound_is_dropped_and_the_next_one_read)
 END_TEST
 
 TEST_MAIN("agents line", long_strings_are_cut_and_stay_json, pairs_of_surrogates_stay_together,
-          lone_surrogates_become_replacement_characters, bad_utf8_is_replaced, a_last_line_without_its_end_counts,
+          lone_surrogates_become_replacement_characters, bad_utf8_is_replaced,
+          a_last_line_without_its_end_counts,
           a_line_beyond_the_bound_is_dropped_and_the_next_one_read)

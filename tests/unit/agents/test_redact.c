@@ -38,7 +38,8 @@ END_TEST
 START_TEST(ordinary_text_is_left_alone)
 {
     expect(NULL, "task-management-systems-are-fine", "task-management-systems-are-fine");
-    expect(NULL, "sk-short, bearer of news, api_key: abc", "sk-short, bearer of news, api_key: abc");
+    expect(NULL, "sk-short, bearer of news, api_key: abc",
+           "sk-short, bearer of news, api_key: abc");
     expect(NULL, "\"OPENAI_API_KEY\": \"k1\"", "\"OPENAI_API_KEY\": \"k1\"");
     expect(NULL, "b", "b");
 }
@@ -84,10 +85,12 @@ END_TEST
 
 START_TEST(values_are_cleaned_with_their_names)
 {
-    json_t *in = json_pack("{s:s, s:[s]}", "api_key", "abcdefgh12", "list", "sk-abcdefghijklmnop1234");
+    json_t *in =
+        json_pack("{s:s, s:[s]}", "api_key", "abcdefgh12", "list", "sk-abcdefghijklmnop1234");
     json_t *out = redact_json(NULL, in);
     ck_assert_str_eq(json_string_value(json_object_get(out, "api_key")), "[REDACTED]");
-    ck_assert_str_eq(json_string_value(json_array_get(json_object_get(out, "list"), 0)), "[REDACTED]");
+    ck_assert_str_eq(json_string_value(json_array_get(json_object_get(out, "list"), 0)),
+                     "[REDACTED]");
     json_decref(in);
     json_decref(out);
 }

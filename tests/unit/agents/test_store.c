@@ -39,7 +39,8 @@ static int64_t count(struct store *st)
     return n;
 }
 
-#define INSERT "INSERT INTO objects(id, kind, owner, doc, created, updated) VALUES(?, 'k', 'o', ?, 1, 1)"
+#define INSERT                                                                                     \
+    "INSERT INTO objects(id, kind, owner, doc, created, updated) VALUES(?, 'k', 'o', ?, 1, 1)"
 
 START_TEST(the_file_is_private_and_keeps_what_was_written)
 {
@@ -112,5 +113,6 @@ START_TEST(a_damaged_file_is_set_aside)
 }
 END_TEST
 
-TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written, what_is_posted_is_seen_by_the_next_reader,
-          a_transaction_left_open_is_rolled_back, a_damaged_file_is_set_aside)
+TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written,
+          what_is_posted_is_seen_by_the_next_reader, a_transaction_left_open_is_rolled_back,
+          a_damaged_file_is_set_aside)
