@@ -70,8 +70,10 @@ class Image:
         suite = (re.match(r"debian:(\w+)", name) or ["", "bookworm"])[1]
         cached = os.path.join(self.work, f"base-{suite}")
         if not os.path.exists(cached):
+            shutil.rmtree(cached + ".part", ignore_errors=True)
             subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "--aptopt=Acquire::Retries 5",
-                            '--aptopt=APT::Sandbox::User "root"', suite, cached], check=True)
+                            '--aptopt=APT::Sandbox::User "root"', suite, cached + ".part"], check=True)
+            os.rename(cached + ".part", cached)
         return cached
 
     def build(self) -> Stage:
