@@ -20,7 +20,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOGS = os.path.join(ROOT, "build", "test-logs")
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
-REQUIREMENTS = ["pytest", "websockets", "pyyaml", "agent-sandbox-client==0.4.0a6"]
+REQUIREMENTS = ["pytest", "websockets", "pyyaml", "openai", "agent-sandbox-client==0.4.0a6"]
 SANITIZED = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:halt_on_error=1:exitcode=99",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",

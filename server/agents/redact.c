@@ -170,7 +170,7 @@ static enum look look_at(const struct redact *r, const char *text, size_t len, s
             if (p == len && !final && p - at < HOLD_MAX)
                 return LOOK_MAYBE;
             if (p - start >= TOKEN_MIN) {
-                *from = sh->blank_after ? start : at;
+                *from = at;
                 *to = p;
                 return LOOK_YES;
             }

@@ -262,8 +262,8 @@ static json_t *shown_file(const struct file *f, bool with_id)
         snprintf(id, sizeof(id), "envfile_%.20s", hex);
         json_object_set_new(o, "id", json_string(id));
     }
-    json_object_set_new(o, "type", json_string(f->file_id ? "file_id" : "inline"));
-    if (f->file_id)
+    json_object_set_new(o, "type", json_string(f->file_id && !with_id ? "file_id" : "inline"));
+    if (f->file_id && !with_id)
         json_object_set_new(o, "file_id", json_string(f->file_id));
     json_object_set_new(o, "path", json_text(path));
     if (!f->file_id || with_id)

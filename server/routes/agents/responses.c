@@ -887,8 +887,9 @@ static int new_session(struct make *k)
     json_object_set_new(k->cfg, "metadata", json_object());
     json_object_set_new(k->cfg, "cli_model",
                         model && !ag_is_runtime(model) ? json_string(model) : json_null());
+    const char *shown = json_string_value(json_object_get(k->body, "model"));
     json_object_set_new(k->cfg, "shown_model",
-                        json_string(json_string_value(json_object_get(k->body, "model"))));
+                        json_string(ag_is_runtime(shown) ? k->ad->name : shown));
     agents_new_id("agsess_", k->session);
     k->fresh = true;
     k->full = agents_full(c->ag);
@@ -934,7 +935,7 @@ static int rows(struct make *k)
             return found < 0 ? -1 : 0;
     }
     const json_t *previous = json_object_get(k->body, "previous_response_id");
-    const json_t *model = json_object_get(k->body, "model");
+    const json_t *model;
     autojson json_t *chain = NULL;
     if (store_begin(st, c->err) < 0)
         return ag_store_fail(c->e, c->err);
@@ -947,11 +948,11 @@ static int rows(struct make *k)
             chain = store_json(s, 0);
         if (s)
             sqlite3_reset(s);
-        model = json_object_get(chain, "shown_model");
     } else if (new_session(k) < 0) {
         return -1;
     }
     const json_t *cfg = chain ? chain : k->cfg;
+    model = json_object_get(cfg, "shown_model");
     agents_new_id("resp_", k->id);
     agents_new_id("turn_", k->turn);
     double now = wall_seconds();

@@ -28,7 +28,7 @@ START_TEST(shapes_of_tokens_are_hidden)
     expect(NULL, "a sk-abcdefghijklmnop1234 b", "a [REDACTED] b");
     expect(NULL, "ghp_ABCDEFGHIJKLMNOP1234", "[REDACTED]");
     expect(NULL, "github_pat_ABCDEFGHIJKLMNOP1234.", "[REDACTED]");
-    expect(NULL, "Authorization: Bearer abcdefghijklmnop99", "Authorization: Bearer [REDACTED]");
+    expect(NULL, "Authorization: Bearer abcdefghijklmnop99", "Authorization: [REDACTED]");
     expect(NULL, "x-api-key: 12345678", "x-api-key: [REDACTED]");
     expect(NULL, "{\"api_key\": \"12345678\"}", "{\"api_key\": \"[REDACTED]\"}");
     expect(NULL, "OPENAI_API_KEY=abcdefgh1", "OPENAI_API_KEY=[REDACTED]");
