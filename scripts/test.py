@@ -11,6 +11,7 @@ build/test-logs/; what failed is shown.
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -20,8 +21,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOGS = os.path.join(ROOT, "build", "test-logs")
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
-REQUIREMENTS = ["pytest", "websockets", "pyyaml", "openai", "agent-sandbox-client==0.4.0a6"]
+REQUIREMENTS = ["pytest", "websockets", "pyyaml", "openai", "playwright", "agent-sandbox-client==0.4.0a6"]
 SANITIZED = {
+    "ABX_SANITIZED": "1",  # bounds on memory do not hold with a sanitizer's own bookkeeping
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:halt_on_error=1:exitcode=99",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
@@ -110,6 +112,8 @@ def conformance(totals: Totals, folder: str, env: dict | None = None, jobs: int 
     name = f"{script.removesuffix('.py')}-{folder}"
     argv = [PYTHON, f"tests/conformance/{script}", "--server", f"{folder}/server/abx-server", "--commands",
             f"{folder}/tests/commands_fixture.so", "--jobs", str(jobs)]
+    if script == "run.py" and shutil.which("chromium"):
+        argv.append("--browser")
     code, text = run(name, argv, env)
     last_line(totals, name, code, text)
 
@@ -137,7 +141,7 @@ def existing(*paths: str) -> list[str]:
 
 
 def venv() -> None:
-    marker = os.path.join(VENV, "ready-3")
+    marker = os.path.join(VENV, "ready-5")
     if os.path.exists(marker):
         return
     for argv in ([sys.executable, "-m", "venv", VENV], [PYTHON, "-m", "pip", "install", "-q", "--pre", *REQUIREMENTS]):
@@ -162,7 +166,7 @@ def steps():
             build(asan, "-Db_sanitize=address,undefined", "-Db_lundef=false"),
             unit(t, asan, SANITIZED),
             conformance(t, asan, SANITIZED, 3),
-            pytest(t, "asan-clients", asan, existing("tests/clients/test_http_raw.py", "tests/conformance/test_pty.py"), SANITIZED),
+            pytest(t, "asan-clients", asan, existing("tests/clients/test_http_raw.py", "tests/conformance/test_pty.py", "tests/faults/test_process.py"), SANITIZED),
         ),
         "tsan": lambda t: (
             build(tsan, "-Db_sanitize=thread", "-Db_lundef=false"),
