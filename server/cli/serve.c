@@ -476,7 +476,7 @@ static void stop_services(struct app *app)
 
 int cli_serve(int argc, char **argv)
 {
-    static struct server s; /* lives as long as the process */
+    struct server s = {0}; /* outlives the loop, which is run from here */
     int status = parse_options(argc, argv, &s.settings);
     if (status >= 0)
         return status;

@@ -204,28 +204,28 @@ const char *req_param(const struct req *r, const char *name, size_t *ret_len)
     return NULL;
 }
 
+static const struct pair *find_query(const struct req *r, const char *name)
+{
+    for (size_t i = 0; i < r->n_query; i++)
+        if (strcmp(r->query[i].name, name) == 0)
+            return &r->query[i];
+    return NULL;
+}
+
 const char *req_query(const struct req *r, const char *name, size_t *ret_len)
 {
-    for (size_t i = 0; i < r->n_query; i++) {
-        if (strcmp(r->query[i].name, name) != 0)
-            continue;
-        if (ret_len)
-            *ret_len = r->query[i].len;
-        return r->query[i].value;
-    }
-    return NULL;
+    const struct pair *p = find_query(r, name);
+    if (p && ret_len)
+        *ret_len = p->len;
+    return p ? p->value : NULL;
 }
 
 const char *req_query_raw(const struct req *r, const char *name, size_t *ret_len)
 {
-    for (size_t i = 0; i < r->n_query; i++) {
-        if (strcmp(r->query[i].name, name) != 0)
-            continue;
-        if (ret_len)
-            *ret_len = r->query[i].raw_len;
-        return r->query[i].raw;
-    }
-    return NULL;
+    const struct pair *p = find_query(r, name);
+    if (p && ret_len)
+        *ret_len = p->raw_len;
+    return p ? p->raw : NULL;
 }
 
 void req_each_query(const struct req *r, void (*fn)(void *data, const char *name, const char *value), void *data)
