@@ -5,7 +5,8 @@
 
 - every endpoint of server/routes/routes.def is in the docs as `METHOD /path` (a WebSocket by its path), and every
   `METHOD /path` and every curl example of the docs is an endpoint
-- every environment variable that the server reads is in the docs, and every ABX_ variable of the docs is read
+- every environment variable that the server reads is in the docs, and every ABX_ variable of the docs is read by it or
+  by what packaging/ brings
 - every error code (server/base/errors.def), limit and parameter of a policy (server/policy/knobs.def) and option of
   the subcommands is in the docs
 - every relative link leads to a file
@@ -82,7 +83,8 @@ def check_environment(docs: dict[str, str]) -> list[str]:
     said = set(re.findall(r"\bABX_(?:SERVER|AGENTS|BROWSER|CODE_CONTEXT|COMMAND|MAX|MODULE|PTY|STATE)_[A-Z_]*[A-Z]\b", text))
     wrong = [f"server/: the environment variable {name} is not in the docs"
              for name in sorted(read_names - COMMON_ENV - FOREIGN_ENV) if not re.search(rf"\b{name}\b", text)]
-    wrong += [f"docs: {name} is read by nothing" for name in sorted(said) if f'"{name}"' not in code]
+    around = "\n".join(p.read_text(encoding="utf-8", errors="replace") for p in sorted((ROOT / "packaging").rglob("*")) if p.is_file())
+    wrong += [f"docs: {name} is read by nothing" for name in sorted(said) if f'"{name}"' not in code and f"${name}" not in around]
     return wrong
 
 

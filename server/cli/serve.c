@@ -203,7 +203,8 @@ struct env_map *cli_child_environment(const struct policy_doc *doc)
 static int start_registry(struct server *s, struct registry **ret, struct abx_error *err)
 {
     struct registry_config config = {
-        .loop = s->app.loop, .spawner = s->app.spawner, .env = s->app.env, .files = s->settings.commands};
+        .loop = s->app.loop, .spawner = s->app.spawner, .env = s->app.env,
+        .files = s->settings.commands, .before = s->registry};
     config.taken = commands_taken(&config.n_taken);
     return registry_new(&config, ret, err);
 }

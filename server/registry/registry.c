@@ -26,7 +26,7 @@ struct file {
     char *path;   /* real path, as given to us */
     char *label;
     char *object; /* what the host opens: path, or the compiled one */
-    bool optional; /* of a directory */
+    bool of_directory, needed; /* one of a directory is needed when it served before a reload */
     bool pending, ok;
     struct host *host;
     struct proc *cc;
@@ -144,11 +144,11 @@ static void drop_file(struct file *f)
     f->ok = false;
 }
 
-/* The file is of no use: skipped when a directory brought it, else all fails. */
+/* The file is of no use: skipped when a directory brought it and nobody knows its commands yet, else all fails. */
 static void refuse(struct file *f, const char *why, int exit_status)
 {
     struct registry *r = f->registry;
-    if (f->optional) {
+    if (!f->needed) {
         log_error("commands: %s is skipped: %s", f->label, why);
     } else if (!r->failed) {
         r->failed = true;
@@ -311,7 +311,15 @@ static int start_file(struct file *f, struct abx_error *err)
 
 /* --- what --commands names ----------------------------------------------------------------------------- */
 
-static int add_file(struct registry *r, const char *path, const char *label, bool optional, struct abx_error *err)
+static bool serves(const struct registry *r, const char *path)
+{
+    for (size_t i = 0; r && i < r->n_files; i++)
+        if (r->files[i].ok && strcmp(r->files[i].path, path) == 0)
+            return true;
+    return false;
+}
+
+static int add_file(struct registry *r, const char *path, const char *label, bool of_directory, struct abx_error *err)
 {
     autofree char *real = realpath(path, NULL);
     if (!real)
@@ -327,7 +335,8 @@ static int add_file(struct registry *r, const char *path, const char *label, boo
         return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
     f->path = take_ptr(real);
     f->registry = r;
-    f->optional = optional;
+    f->of_directory = of_directory;
+    f->needed = !of_directory || serves(r->config.before, f->path);
     r->n_files++;
     return 0;
 }
@@ -459,6 +468,7 @@ int registry_new(const struct registry_config *config, struct registry **ret, st
         result = abx_fail(err, E_CONFIG, 0, "abx-command-host is not installed beside the server");
     for (size_t i = 0; any && result == 0 && config->files[i]; i++)
         result = add_spec(r, config->files[i], err);
+    r->config.before = NULL;
     if (result == 0)
         result = start_all(r, err);
     if (result < 0) {
@@ -619,7 +629,7 @@ static void on_fs_event(uv_fs_event_t *handle, const char *name, int events, int
         return;
     for (size_t i = 0; i < r->n_files; i++) {
         const char *base = strrchr(r->files[i].path, '/') + 1;
-        if (!name || strcmp(base, name) == 0 || r->files[i].optional) {
+        if (!name || strcmp(base, name) == 0 || r->files[i].of_directory) {
             timer_start(&r->settle, SETTLE_MS);
             return;
         }

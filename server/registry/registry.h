@@ -30,6 +30,8 @@ struct registry_config {
     char *const *files;                  /* --commands, NULL-terminated; NULL: none */
     const struct endpoint *const *taken; /* built-in endpoints, whose ids and places routes can't have */
     size_t n_taken;
+    /* Reload: what serves now, looked at in registry_new only. A file of a directory that it has must load. */
+    const struct registry *before;
 };
 
 #define REGISTRY_MEMORY_DEFAULT (512ull * 1024 * 1024)

@@ -51,3 +51,32 @@ def test_without_reload_nothing_is_watched(start):
     replace(os.path.join(server.root, "policy.json"), "{}")
     time.sleep(0.5)  # nothing to wait for: nothing must happen
     assert ask(server, "/ports")[0] == 404
+
+
+def run(server, name):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("POST", f"/commands/{name}", "{}")
+    answer = connection.getresponse()
+    body = json.loads(answer.read())
+    connection.close()
+    return body.get("result", answer.status)
+
+
+def source(name, result):
+    return f'#include <abx/commands.h>\nABX_COMMAND({name}, "") {{ return abx_return_string(call, "{result}"); }}\n'
+
+
+def test_a_file_of_a_directory_that_breaks_keeps_the_old_commands(start, tmp_path):
+    replace(str(tmp_path / "a.c"), source("one", "first"))
+    replace(str(tmp_path / "b.c"), source("two", "b"))
+    server = start(commands=str(tmp_path), flags=["--reload"])
+    assert (run(server, "one"), run(server, "two")) == ("first", "b")
+    replace(str(tmp_path / "a.c"), "broken")
+    until(lambda: "what was loaded before goes on" in server.log_tail())
+    assert run(server, "one") == "first"
+    replace(str(tmp_path / "a.c"), source("one", "second"))
+    until(lambda: run(server, "one") == "second")
+    replace(str(tmp_path / "c.c"), source("three", "new"))
+    until(lambda: run(server, "three") == "new")
+    os.unlink(tmp_path / "b.c")
+    until(lambda: run(server, "two") == 404)
