@@ -269,7 +269,7 @@ int agents_open(const struct agents_deps *deps, struct agents **ret, struct abx_
     list_init(&ag->responses);
     read_settings(&ag->set, deps->env);
 
-    const char *dir = setting(deps->env, "ABX_AGENTS_STATE_DIR"),
+    const char *dir = setting(deps->env, "ABX_AGENTS_STATE_DIR"), *state = setting(deps->env, "ABX_STATE_DIR"),
                *home = setting(deps->env, "HOME");
     autobuf struct buf path = BUF_INIT;
     if (!ag->set.persist) {
@@ -282,6 +282,8 @@ int agents_open(const struct agents_deps *deps, struct agents **ret, struct abx_
         }
     } else if (dir) {
         buf_adds(&path, dir);
+    } else if (state && state[0] == '/') {
+        buf_addf(&path, "%s/agents", state);
     } else {
         buf_addf(&path, "%s/.agent-sandbox/agents", home ? home : "/tmp");
     }

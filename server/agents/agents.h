@@ -32,7 +32,7 @@ struct ag_error {
     bool has_param;
     char param[192];
     char message[512];
-    bool refused; /* carries the label of section 3 */
+    bool refused; /* only a hosted service could answer: labelled so */
 };
 /* Fills e; param NULL: null. Returns -1. */
 int ag_fail(struct ag_error *e, int status, const char *code, const char *param, const char *fmt,

@@ -24,7 +24,7 @@ int abx_fail(struct abx_error *err, enum error_kind kind, int sys, const char *f
 int abx_failv(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, va_list ap);
 
 /* "[Errno N] text: 'path'", status 500 (ENOSPC, EDQUOT: 507; ENOMEM: 503), `type` named after the
- * errno as 02-files section 1 says (ENOENT FileNotFoundError, EACCES PermissionError, ...).
+ * errno as docs/files.md says (ENOENT FileNotFoundError, EACCES PermissionError, ...).
  * path NULL: no ": 'path'". Returns -1. */
 int abx_fail_os(struct abx_error *err, int sys, const char *path);
 

@@ -1,5 +1,5 @@
 /* The way of a request: match, origin, authenticate, admit, query, body, handler. The order is contract
- * (01, section 2): the first failure answers, and nothing of the body is read before admission. */
+ * (docs/http.md): the first failure answers, and nothing of the body is read before admission. */
 
 #include "http/internal.h"
 
@@ -266,7 +266,7 @@ static int authenticate(struct req *r, struct abx_error *err)
     return policy_authenticate(site_policy(r->site), creds, n, &r->who, err);
 }
 
-/* Accept first, close then: browsers can read only close codes (04, Opening). */
+/* Accept first, close then: browsers can read only close codes. */
 static bool refuse_late(struct req *r, const struct abx_error *err)
 {
     if (!(r->route->ep.flags & EP_WS_LATE))

@@ -45,7 +45,7 @@ struct policy *req_policy(const struct req *req);
 const char *req_id(const struct req *req);         /* for the log: "r-1a2b" */
 const char *req_method(const struct req *req);     /* as sent: "GET", "HEAD", ... */
 bool req_is_head(const struct req *req);
-const char *req_path(const struct req *req);       /* after step 1 of 01 section 2, undecoded */
+const char *req_path(const struct req *req);       /* slashes and suffix tidied (http/target.h), undecoded */
 const char *req_header(const struct req *req, const char *name); /* first value, or NULL */
 void req_each_header(const struct req *req, void (*fn)(void *data, const char *name, const char *value),
                      void *data);

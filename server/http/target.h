@@ -10,7 +10,7 @@ struct pair {
     size_t len, raw_len; /* of value and raw; either may hold NUL */
 };
 
-/* Step 1 of 01 section 2: scheme and authority, query and fragment, a ";..." suffix of the last segment and
+/* Scheme and authority, query and fragment, a ";..." suffix of the last segment and
  * trailing slashes go, leading slashes collapse; nothing is decoded. target: NUL-terminated, printable ASCII.
  * *ret_query: what stands after "?" (own copy, to be given to query_parse), NULL without one.
  * NULL: not a path, or no memory. */

@@ -21,7 +21,7 @@ struct guard_config {
     const char *base_dir;          /* absolute; the only root when `allow` is empty, and what relative
                                       paths hang on when it is */
     const char *const *allow;      /* absolute directories, NULL-terminated, or NULL */
-    const char *const *deny;       /* patterns (01, 5.1), NULL-terminated, or NULL */
+    const char *const *deny;       /* patterns (docs/guards.md), NULL-terminated, or NULL */
     bool read_only;
     bool symlinks_never;
 };

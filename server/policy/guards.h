@@ -9,7 +9,7 @@
 
 /* --- commands ------------------------------------------------------------------------------ */
 
-/* Splits like the contract (03, section 1): POSIX quotes, no expansion. argv is NULL-terminated, in
+/* Splits as docs/guards.md says: POSIX quotes, no expansion. argv is NULL-terminated, in
  * the arena. text may hold no NUL (E_COMMAND_INVALID).
  * Errors: E_VALUE "No closing quotation" / "No escaped character" (the caller sets status/prefix). */
 int command_split(const char *text, size_t len, struct arena *arena, char ***ret_argv, size_t *ret_argc,
@@ -42,7 +42,7 @@ int program_resolve(const char *name, const char *search_path, const char *cwd, 
 
 /* --- environment --------------------------------------------------------------------------- */
 
-/* A caller's map of names to strings (03 section 1 rows 4, 5; `vars` may be NULL = fine).
+/* A caller's map of names to strings (docs/guards.md, Environment; `vars` may be NULL = fine).
  * Errors: E_ENV_INVALID, E_ENV_DENIED. */
 int env_guard_check(const json_t *vars, struct abx_error *err);
 

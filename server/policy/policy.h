@@ -57,7 +57,7 @@ bool identity_has(const struct identity *who, const char *scope);
 /* --- the document --------------------------------------------------------------------------- */
 
 /* text: JSON, or YAML 1.1 (safe_load scalars, no aliases) when yaml; at most 1 MiB. `origin` names the
- * source in messages. Errors: E_CONFIG, message as in 01 section 4.1. */
+ * source in messages. Errors: E_CONFIG, a message that names the place. */
 int policy_doc_parse(const char *text, size_t len, bool yaml, const char *origin, struct policy_doc **ret,
                      struct abx_error *err);
 int policy_doc_load(const char *path, struct policy_doc **ret, struct abx_error *err);

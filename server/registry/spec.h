@@ -1,6 +1,6 @@
 #pragma once
 /* What a commands file declares, checked, and how a caller's arguments become what a command gets
- * (01 section 6.2, strictly: nothing is cut, rounded or guessed). Pure functions; any thread. */
+ * (docs/commands.md, Arguments: nothing is cut, rounded or guessed). Pure functions; any thread. */
 
 #include "base/buf.h"
 #include "base/error.h"

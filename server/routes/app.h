@@ -15,7 +15,7 @@ struct app {
     struct spawner *spawner;
     struct env_map *env;
     const char *base_dir;      /* absolute, as configured */
-    const char *state_dir;     /* absolute; the browser's profile, long output of programs */
+    const char *state_dir;     /* absolute; the browser's profile, long output */
     char **commands;           /* --commands, NULL-terminated */
     bool reload;               /* --reload */
     int port, pty_port;        /* as bound */

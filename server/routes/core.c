@@ -11,7 +11,7 @@ int route_health(struct req *req, struct resp *resp, struct abx_error *err)
     return resp_bytes(resp, "application/json; charset=utf-8", body, sizeof(body) - 1, err);
 }
 
-/* GET /capabilities -> the discovery document (01 section 4.4) for the caller. */
+/* GET /capabilities -> the discovery document for the caller. */
 int route_capabilities(struct req *req, struct resp *resp, struct abx_error *err)
 {
     json_t *doc = policy_capabilities(req_policy(req), req_identity(req), ABX_VERSION_STRING, err);

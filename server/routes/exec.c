@@ -1,6 +1,6 @@
 #include "routes/exec.h"
 
-/* The checks run in the order of the contract (03 section 1): shapes, program, environment, command
+/* The checks run in the order of docs/processes.md: shapes, program, environment, command
  * patterns, cwd, secret names. cwd is opened first all the same, because relative programs hang on it;
  * its verdict is kept back until its turn. */
 

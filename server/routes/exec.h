@@ -40,7 +40,7 @@ struct exec_order {
 
 /* body: {"command", "cwd"?, "env"?, "timeout"?} and our own "timeout_ms", "shell", "input", "input_base64",
  * "merge_stderr", "user", "limits": {"memory_bytes", "cpu_seconds", "open_files"}.
- * Errors: as 03 section 1, in its order. On failure the order owns nothing. */
+ * Errors: as docs/processes.md says, in its order. On failure the order owns nothing. */
 int exec_decode(const struct exec_ctx *ctx, const json_t *body, struct exec_order *ret,
                 struct abx_error *err);
 void exec_done(struct exec_order *o); /* twice is fine */

@@ -95,7 +95,7 @@ int only_keys(struct ag_error *e, const json_t *o, const char *prefix, const cha
 /* ret: new object, {} when absent or null. */
 int read_metadata(struct ag_error *e, const json_t *v, const char *param, json_t **ret);
 size_t text_chars(const json_t *v);
-/* The text of an input value (08, section 4); appends. */
+/* The text of an input value ; appends. */
 void input_text(const json_t *v, struct buf *out);
 /* https (http when allowed) without user, query, fragment; hosts public when `open` is false. */
 int check_url(struct ag_error *e, const char *url, size_t len, const char *param, bool http,
@@ -124,7 +124,7 @@ void agent_spec_done(struct agent_spec *s);
 /* prefix "agent." or "". definition: model and metadata rules of a stored one. */
 int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const struct adapter *ad,
                struct agent_spec *ret);
-/* First named runtime of the request (08, section 3). agent, model may be NULL. */
+/* First named runtime of the request. agent, model may be NULL. */
 int select_runtime(struct call *c, const json_t *body, const json_t *agent, const char *model,
                    const struct adapter **ret);
 bool ag_is_runtime(const char *name);
