@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Holds README.md and docs/ against the sources: what one says, the other has.
 
-    scripts/check_docs.py        prints one line per difference; exit status 1 when there is one
+    scripts/check_docs.py            prints one line per difference; exit status 1 when there is one
+    scripts/check_docs.py --write    makes docs/endpoints.md anew from the table
 
 - every endpoint of server/routes/routes.def is in the docs as `METHOD /path` (a WebSocket by its path), and every
   `METHOD /path` and every curl example of the docs is an endpoint
 - every environment variable that the server reads is in the docs, and every ABX_ variable of the docs is read by it or
   by what packaging/ brings
-- every error code (server/base/errors.def), limit and parameter of a policy (server/policy/knobs.def) and option of
+- docs/endpoints.md is what the table says
+- every scope, error code (server/base/errors.def), limit and parameter of a policy (server/policy/knobs.def) and option of
   the subcommands is in the docs
 - every relative link leads to a file
 """
@@ -44,6 +46,34 @@ def routes() -> list[tuple[str, str, str]]:
     return re.findall(r'^ROUTE\((\w+), (\w+), "([^"]+)"', read("server/routes/routes.def"), re.M)
 
 
+def endpoint_page() -> str:
+    """docs/endpoints.md: ids, scopes, limits and parameters, as policies name them."""
+    table = read("server/routes/routes.def")
+    macros = dict(re.findall(r"#define (EXEC_\w+)((?:.*\\\n)*.*)", read("server/routes/table.c")))
+    groups: dict[str, list[str]] = {}
+    for entry in re.findall(r"^ROUTE\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", table, re.M):
+        name, method, path, group = re.match(r'ROUTE\((\w+), (\w+), "([^"]+)", (\w+)', entry).groups()
+        full = re.sub(r"EXEC_\w+", lambda m: macros[m.group()], entry)
+        scopes = re.search(r"SCOPES\(([^)]*)\)", full)
+        also = re.search(r'rule_of = "(\w+)"', full)
+        settings = [f"`{x}`" for x in re.findall(r"LIM\((\w+)\)", full) + re.findall(r"PAR\((\w+)\)", full)]
+        if "EP_PATHS" in full:
+            settings.append("`paths`")
+        if also:
+            settings = [f"the rule of `{also.group(1)}`"]
+        cells = [f"`{name}`", f"`{'WebSocket' if method == 'WS' else method} {path}`",
+                 ", ".join(f"`{x}`" for x in re.findall(r'"([^"]+)"', scopes.group(1))) if scopes else "", ", ".join(settings)]
+        groups.setdefault(group.lower(), []).append("| " + " | ".join(cells) + " |")
+    page = ["# Endpoints", "",
+            "Ids as policies name them, scopes that a caller needs, and what a rule may set there beside `enabled`, `scopes`, `audit` and",
+            "the limits of every endpoint (`max_request_bytes`, `rate_per_minute`, `max_concurrency`). [policy.md](policy.md) says what",
+            "each of them does; `GET /capabilities` says what holds for the caller. Made by `scripts/check_docs.py --write`."]
+    for group, rows in groups.items():
+        off = ", off by default" if group in ("dev_tools", "browser", "agents") else ""
+        page += ["", f"## Group `{group}`{off}", "", "| id | endpoint | scopes | limits, parameters |", "|---|---|---|---|", *rows]
+    return "\n".join(page) + "\n"
+
+
 def shape(path: str) -> str:
     """A path with its parameters' names taken out: docs may call them as they like."""
     return re.sub(r"\{[^}]*\}", "{}", path)
@@ -55,7 +85,7 @@ def said_paths(text: str) -> set[tuple[str, str]]:
 
 
 def check_endpoints(docs: dict[str, str]) -> list[str]:
-    text = "\n".join(docs.values())
+    text = "\n".join(body for page, body in docs.items() if page != "docs/endpoints.md")
     said, known = said_paths(text), {(m, shape(p)) for _, m, p in routes()}
     wrong = []
     for name, method, path in routes():
@@ -64,6 +94,8 @@ def check_endpoints(docs: dict[str, str]) -> list[str]:
                 wrong.append(f"routes.def: WebSocket {path} ({name}) is not in the docs")
         elif (method, shape(path)) not in said:
             wrong.append(f"routes.def: {method} {path} ({name}) is not in the docs")
+    if docs.get("docs/endpoints.md") != endpoint_page():
+        wrong.append("docs/endpoints.md is not what routes.def says: scripts/check_docs.py --write")
     known |= {("GET", shape(p)) for _, m, p in routes() if m == "WS"}
     for page, body in docs.items():
         for method, path in sorted(said_paths(body)):
@@ -94,6 +126,9 @@ def check_names(docs: dict[str, str]) -> list[str]:
     for code in re.findall(r'^ERROR\(\w+, \d+, "\w+", "(\w+)"\)', read("server/base/errors.def"), re.M):
         if f"`{code}`" not in text:
             wrong.append(f"errors.def: the code {code} is not in the docs")
+    for scope in sorted(set(re.findall(r'"([a-z]+:[a-z]+)"', read("server/routes/routes.def")))):
+        if not any(scope in body for page, body in docs.items() if page != "docs/endpoints.md"):
+            wrong.append(f"routes.def: the scope {scope} is not in the docs")
     policy = docs["docs/policy.md"]
     for kind, name in re.findall(r"^(LIMIT|PARAM)\((\w+),", read("server/policy/knobs.def"), re.M):
         if f"`{name}`" not in policy:
@@ -120,6 +155,8 @@ def check() -> list[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        (ROOT / "docs/endpoints.md").write_text(endpoint_page(), encoding="utf-8")
     differences = check()
     print("\n".join(differences) or "docs and sources agree")
     sys.exit(1 if differences else 0)
