@@ -212,7 +212,7 @@ START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
     struct run r;
     run_init(&r);
     autoclose int inherited = dup(2); /* not CLOEXEC */
-    start_sh(&r, "ulimit -n; cat /proc/self/oom_score_adj; grep -E 'Sig(Blk|Ign)' /proc/$$/status;"
+    start_sh(&r, "ulimit -n; cat /proc/self/oom_score_adj; grep -E 'Sig(Blk|Ign)' /proc/self/status;"
                  " ls /proc/$$/fd | tr '\\n' ' '; cut -d' ' -f5,6 /proc/$$/stat; pwd; exit 0");
     struct rlimit nofile;
     getrlimit(RLIMIT_NOFILE, &nofile);
