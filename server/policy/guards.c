@@ -14,11 +14,22 @@
 
 #define MAX_ARGS 256
 #define MAX_ARG_CHARS 4096
+#define MAX_ARG_BYTES (4 * MAX_ARG_CHARS)
 #define MAX_ELLIPSES 3
 
 static int no_memory(struct abx_error *err)
 {
     return abx_fail(err, E_NO_MEMORY, 0, "Out of memory");
+}
+
+static int too_many_args(struct abx_error *err)
+{
+    return abx_fail(err, E_COMMAND_INVALID, 0, "Over %d arguments", MAX_ARGS);
+}
+
+static int arg_too_long(struct abx_error *err)
+{
+    return abx_fail(err, E_COMMAND_INVALID, 0, "An argument has over %d characters", MAX_ARG_CHARS);
 }
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -42,8 +53,10 @@ int command_split(const char *text, size_t len, struct arena *arena, char ***ret
         return abx_fail(err, E_COMMAND_INVALID, 0, "Command contains a NUL byte");
 
     /* Words are at least one byte and a blank apart; their texts together are no longer than the
-     * input and one NUL each. */
+     * input and one NUL each. What is over the limits ends here, before anybody copies it. */
     size_t max_words = len / 2 + 1;
+    if (max_words > MAX_ARGS + 1)
+        max_words = MAX_ARGS + 1;
     char **argv = arena_alloc(arena, (max_words + 1) * sizeof *argv);
     char *at = arena_alloc(arena, len + max_words + 1);
     if (!argv || !at)
@@ -61,8 +74,12 @@ int command_split(const char *text, size_t len, struct arena *arena, char ***ret
             continue;
         }
         if (!in_word) {
+            if (argc == MAX_ARGS)
+                return too_many_args(err);
             argv[argc++] = at;
             in_word = true;
+        } else if (at - argv[argc - 1] > MAX_ARG_BYTES) {
+            return arg_too_long(err);
         }
         if (c == '\\' && quote != '\'') {
             if (++i == len)
@@ -518,11 +535,10 @@ int command_check(const struct rule *rule, char **argv, size_t argc, const char 
     if (argc == 0 || !*argv[0])
         return abx_fail(err, E_COMMAND_INVALID, 0, "The command is empty");
     if (argc > MAX_ARGS)
-        return abx_fail(err, E_COMMAND_INVALID, 0, "Over %d arguments", MAX_ARGS);
+        return too_many_args(err);
     for (size_t i = 0; i < argc; i++)
         if (guard_text_chars(argv[i], strlen(argv[i])) > MAX_ARG_CHARS)
-            return abx_fail(err, E_COMMAND_INVALID, 0, "An argument has over %d characters",
-                            MAX_ARG_CHARS);
+            return arg_too_long(err);
 
     const struct str_list *allow = list_of(rule, PARAM_allow_commands);
     const struct str_list *deny = list_of(rule, PARAM_deny_commands);
