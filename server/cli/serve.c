@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <libgen.h>
 #include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,6 +21,7 @@
 #define STOP_GRACE_MS 3500  /* connections; the whole stop stays below 5 s */
 #define CHILD_GRACE_MS 1000 /* between TERM and KILL */
 #define MAX_DESCRIPTORS 65536
+#define HEAP_STEP (1024 * 1024)
 
 extern char **environ;
 
@@ -61,7 +63,7 @@ struct server {
     bool again;                 /* something changed while a reload was under way */
     uv_signal_t signals[3];
     int stops_left; /* of the two parts of a stop that are still running */
-    bool stopping;
+    bool running, stopping;
 };
 
 /* --- options --------------------------------------------------------------------------------------- */
@@ -346,6 +348,57 @@ static void wipe_token(struct policy_doc *doc)
         explicit_bzero(token, strlen(token));
 }
 
+/* --- stop --------------------------------------------------------------------------------------------- */
+
+static void part_stopped(void *data)
+{
+    struct server *s = data;
+    if (--s->stops_left == 0)
+        uv_stop(loop_uv(s->app.loop));
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct server *s = handle->data;
+    if (!s->running) /* nothing is served yet, and what was started ends with us (PR_SET_PDEATHSIG) */
+        _exit(EXIT_OK);
+    if (s->stopping) /* asked twice: now */
+        _exit(128 + number);
+    s->stopping = true;
+    s->stops_left = 2;
+    registry_unref(take_ptr(s->next));
+    registry_stop(s->registry);
+    log_info("stopping on signal %d", number);
+    spawner_stop(s->app.spawner, CHILD_GRACE_MS, part_stopped, s);
+    http_stop(s->app.http, STOP_GRACE_MS, part_stopped, s);
+}
+
+static void watch_signals(struct server *s)
+{
+    static const int numbers[ARRAY_LEN(s->signals)] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
+        uv_signal_init(loop_uv(s->app.loop), &s->signals[i]);
+        s->signals[i].data = s;
+        uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+        uv_unref((uv_handle_t *)&s->signals[i]);
+    }
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* A signal that comes while the server starts waits until it can be stopped in order: as PID 1 it would
+ * otherwise be lost. */
+static void hold_signals(int how)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    (void)pthread_sigmask(how, &set, NULL); /* can't fail with these arguments */
+}
+
+/* --- all of it ------------------------------------------------------------------------------------ */
+
 /* Everything before the first request. -1: running; else the exit status. */
 static int start(struct server *s)
 {
@@ -370,6 +423,10 @@ static int start(struct server *s)
         policy_doc_add_server_token(s->doc, getenv("ABX_SERVER_TOKEN"), &err) < 0)
         return fail("policy error", &err);
     app->loop = loop_new();
+    if (app->loop) {
+        watch_signals(s);
+        hold_signals(SIG_UNBLOCK);
+    }
     app->spawner = app->loop ? spawner_new(app->loop) : NULL; /* before the limit is raised: it keeps the old one */
     if (policy_doc_hash_tokens(s->doc, &err) < 0)
         return fail("policy error", &err);
@@ -428,41 +485,6 @@ static int start(struct server *s)
     return -1;
 }
 
-/* --- stop --------------------------------------------------------------------------------------------- */
-
-static void part_stopped(void *data)
-{
-    struct server *s = data;
-    if (--s->stops_left == 0)
-        uv_stop(loop_uv(s->app.loop));
-}
-
-static void on_signal(uv_signal_t *handle, int number)
-{
-    struct server *s = handle->data;
-    if (s->stopping) /* asked twice: now */
-        _exit(128 + number);
-    s->stopping = true;
-    s->stops_left = 2;
-    registry_unref(take_ptr(s->next));
-    registry_stop(s->registry);
-    log_info("stopping on signal %d", number);
-    spawner_stop(s->app.spawner, CHILD_GRACE_MS, part_stopped, s);
-    http_stop(s->app.http, STOP_GRACE_MS, part_stopped, s);
-}
-
-static void watch_signals(struct server *s)
-{
-    static const int numbers[ARRAY_LEN(s->signals)] = {SIGTERM, SIGINT, SIGHUP};
-    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
-        uv_signal_init(loop_uv(s->app.loop), &s->signals[i]);
-        s->signals[i].data = s;
-        uv_signal_start(&s->signals[i], on_signal, numbers[i]);
-        uv_unref((uv_handle_t *)&s->signals[i]);
-    }
-    signal(SIGPIPE, SIG_IGN);
-}
-
 /* Services in reverse order of services.def. */
 static void stop_services(struct app *app)
 {
@@ -475,6 +497,14 @@ static void stop_services(struct app *app)
         stops[i](app);
 }
 
+/* Large blocks go back to the kernel when they are freed: glibc would otherwise raise its thresholds with the
+ * first one and keep up to 64 MiB of a heap that idles at two. */
+static void bound_heap(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, HEAP_STEP);
+    (void)mallopt(M_TRIM_THRESHOLD, HEAP_STEP);
+}
+
 int cli_serve(int argc, char **argv)
 {
     struct server s = {0}; /* outlives the loop, which is run from here */
@@ -482,10 +512,12 @@ int cli_serve(int argc, char **argv)
     if (status >= 0)
         return status;
     log_start();
+    bound_heap();
+    hold_signals(SIG_BLOCK);
     status = start(&s);
     if (status >= 0)
         return status;
-    watch_signals(&s);
+    s.running = true;
     uv_run(loop_uv(s.app.loop), UV_RUN_DEFAULT);
     http_free(s.app.http);
     stop_services(&s.app);

@@ -6,6 +6,7 @@
 #include "base/own.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -17,6 +18,7 @@
 #define BACKLOG 4096
 #define ACCEPT_TURN 64
 #define ACCEPT_RETRY_MS 100
+#define MIN_CONNS 4 /* however few descriptors there are */
 
 /* The end of a turn: what was written goes out, what was closed is freed. */
 static void end_turn(struct http *h)
@@ -54,6 +56,18 @@ static void accept_again(void *data)
         listeners_want(h, UV_READABLE);
 }
 
+static void trim_heap(void *data)
+{
+    (void)data;
+    (void)malloc_trim(64 * 1024); /* what is left at the top for the next requests */
+}
+
+static void trim_due(void *data)
+{
+    struct http *h = data;
+    (void)loop_work(h->loop, WORK_SHORT, trim_heap, NULL, NULL); /* best effort */
+}
+
 static void stop_deadline(void *data);
 
 static uint32_t or_default(uint32_t value, uint32_t fallback)
@@ -81,10 +95,11 @@ struct http *http_new(const struct http_config *config)
     /* Descriptors are kept back for children, files and whatever a request needs. */
     struct rlimit files = {.rlim_cur = 1024};
     getrlimit(RLIMIT_NOFILE, &files);
-    size_t spare = files.rlim_cur / 4 > 512 ? 512 : (size_t)files.rlim_cur / 4;
+    rlim_t spare = files.rlim_cur / 4 > 512 ? 528 : files.rlim_cur / 4 + 16;
+    rlim_t most = files.rlim_cur > spare + MIN_CONNS ? files.rlim_cur - spare : MIN_CONNS;
     h->max_conns = config->max_connections ? config->max_connections : 10240 + 512;
-    if (h->max_conns > files.rlim_cur - spare - 16)
-        h->max_conns = (size_t)files.rlim_cur - spare - 16;
+    if (h->max_conns > most)
+        h->max_conns = (size_t)most;
     h->scratch = malloc(READ_CHUNK);
     h->limits = limits_new();
     if (!h->scratch || !h->limits) {
@@ -102,6 +117,7 @@ struct http *http_new(const struct http_config *config)
     uv_prepare_start(&h->prepare, turn_prepare);
     timer_init(&h->accept_retry, h->loop, accept_again, h);
     timer_init(&h->stop_timer, h->loop, stop_deadline, h);
+    timer_init(&h->trim, h->loop, trim_due, h);
     return h;
 }
 
@@ -320,6 +336,7 @@ void http_free(struct http *h)
     }
     end_turn(h);
     timer_done(&h->stop_timer);
+    timer_done(&h->trim);
     uv_close((uv_handle_t *)&h->check, forget_handle);
     uv_close((uv_handle_t *)&h->prepare, forget_handle);
     uv_run(loop_uv(h->loop), UV_RUN_NOWAIT);

@@ -20,6 +20,8 @@
 #define STREAM_LOW (16 * 1024)
 #define DEFAULT_MAX_REQUEST (10 * 1024 * 1024)
 #define LINGER_MS 2000               /* after a refusal: how long a sender may go on before the cut */
+#define TRIM_BODY (1024 * 1024)      /* a body from this size on leaves holes in the heap that are given back */
+#define TRIM_AFTER_MS 1000
 #define HEARTBEAT_MS 15000
 #define MAX_PARAMS 4
 #define MAX_NOTED_PATHS 8
@@ -40,6 +42,7 @@ struct http {
     uv_prepare_t prepare;
     struct timer accept_retry;
     struct timer stop_timer;
+    struct timer trim;     /* runs TRIM_AFTER_MS after the first large body of a while */
     uint32_t stop_rest_ms; /* second half of the grace time; 0 once it runs */
     bool stopping;
     void (*stopped)(void *data);

@@ -43,6 +43,8 @@ struct req *req_new(struct conn *c)
 static void req_free(struct req *r)
 {
     struct http *h = r->http;
+    if (r->content_length >= TRIM_BODY && !h->stopping && !timer_running(&h->trim))
+        timer_start(&h->trim, TRIM_AFTER_MS);
     limits_release(r->slot);
     limits_release(r->second_slot);
     site_unref(r->site);

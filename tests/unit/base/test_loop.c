@@ -53,7 +53,7 @@ static void work(void *data)
 
 static void work_done(void *data)
 {
-    (*(int *)data) += 1000;
+    __atomic_add_fetch((int *)data, 1000, __ATOMIC_SEQ_CST);
 }
 
 START_TEST(both_lanes_run_and_come_back)
@@ -66,7 +66,7 @@ START_TEST(both_lanes_run_and_come_back)
         uv_run(loop_uv(l), UV_RUN_ONCE);
         left = 0;
         for (int i = 0; i < 30; i++)
-            left += counts[i] != 1001;
+            left += __atomic_load_n(&counts[i], __ATOMIC_SEQ_CST) != 1001;
     }
     loop_free(l);
 }
