@@ -144,6 +144,20 @@ static bool make_room(struct http *h)
     return true;
 }
 
+/* Every place is taken by a request in work. */
+static void refuse_connection(int fd)
+{
+    static const char body[] = "{\"error\": \"Too many connections\", \"type\": \"RuntimeError\", "
+                               "\"code\": \"overloaded\", \"retry_after\": 1}";
+    char text[512];
+    int n = snprintf(text, sizeof text,
+                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
+                     "Content-Length: %zu\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s",
+                     sizeof body - 1, body);
+    ssize_t unused = send(fd, text, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)unused; /* it is closed either way */
+}
+
 static void accept_ready(void *data, int events)
 {
     struct listener *l = data;
@@ -167,13 +181,7 @@ static void accept_ready(void *data, int events)
         int one = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         if (!make_room(h)) {
-            static const char full[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; "
-                                       "charset=utf-8\r\nContent-Length: 90\r\nRetry-After: 1\r\n"
-                                       "Connection: close\r\n\r\n"
-                                       "{\"error\": \"Too many connections\", \"type\": \"RuntimeError\", "
-                                       "\"code\": \"overloaded\"}         ";
-            ssize_t unused = send(fd, full, sizeof full - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-            (void)unused; /* it is closed either way */
+            refuse_connection(fd);
             close(fd);
             continue;
         }
