@@ -1,6 +1,9 @@
-"""README.md and docs/ say what the sources have: endpoints, variables, codes, limits, options, links."""
+"""README.md and docs/ say what the sources have: endpoints, variables, codes, limits, options, links; the examples in
+C of docs/commands.md do what the page says."""
 
+import http.client
 import os
+import re
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -21,3 +24,25 @@ def test_what_is_not_documented_is_found():
     nothing = {"README.md": "", "docs/policy.md": "GET /nowhere and [this](gone.md), ABX_SERVER_NO_SUCH_THING"}
     for check in CHECKS:
         assert check(nothing), check.__name__
+
+
+def ask(server, method, path, body="{}", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request(method, path, body if method == "POST" else None, headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer, text
+
+
+def test_the_commands_of_the_docs_work(start, tmp_path):
+    page = check_docs.read("docs/commands.md")
+    source = tmp_path / "commands.c"
+    source.write_text("\n".join(re.findall(r"^```c\n(.*?)^```", page, re.S | re.M)), encoding="utf-8")
+    server = start(commands=str(source))
+    assert ask(server, "POST", "/commands/hello", '{"name": "Ada"}')[1] == '{"result": "Hello, Ada!"}'
+    events = ask(server, "POST", "/commands/build", Accept="text/event-stream")[1]
+    assert events.count("event: progress") == 3 and 'event: result\ndata: {"result": "built all"}' in events
+    answer, text = ask(server, "POST", "/items/7")
+    assert (answer.status, answer.headers["X-Item"], text) == (201, "7", '{"made": true}')
+    assert ask(server, "GET", "/ticks")[1].count("event: tick") == 3
