@@ -507,7 +507,7 @@ static void bound_heap(void)
 
 int cli_serve(int argc, char **argv)
 {
-    struct server s = {0}; /* outlives the loop, which is run from here */
+    static struct server s; /* a start that fails leaves what it made to the process's end */
     int status = parse_options(argc, argv, &s.settings);
     if (status >= 0)
         return status;
