@@ -37,6 +37,7 @@ ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
 if [ -n "$SHARED_TMP" ]; then mount --bind /tmp "$root/tmp"; fi
 if [ -n "$OWN_NETWORK" ]; then ip link set lo up 2>/dev/null || true; fi
+if [ -n "$KEEP" ]; then exec chroot $AS "$root" /usr/bin/env "$@"; fi
 exec chroot $AS "$root" /usr/bin/env -i "$@"
 """
 
@@ -48,7 +49,7 @@ def inside(root: str, argv: list[str], env: dict, cwd: str = "/", user: str = ""
     command = ["unshare", *namespaces, "/bin/sh", "-c", MOUNTS, "sh", root, *settings, "/bin/sh", "-c",
                'cd "$1" && shift && exec "$@"', "sh", cwd, *argv]
     return command, {**os.environ, "AS": f"--userspec={user}" if user else "", "SHARED_TMP": "1" if shared_tmp else "",
-                     "OWN_NETWORK": "" if network else "1"}
+                     "OWN_NETWORK": "" if network else "1", "KEEP": ""}
 
 
 class Stage:
@@ -248,20 +249,18 @@ def smoke(stage: Stage) -> None:
 
 
 def conformance(stage: Stage, areas: list[str]) -> None:
-    settings = {**stage.env, "HOME": "/root"}
+    """The runner starts the image's server through a script, in the image's root but with the runner's /tmp and variables."""
+    settings = {k: v for k, v in {**stage.env, "HOME": "/root"}.items() if k != "ABX_SERVER_BASE_DIR"}
+    argv, env = inside(stage.root, ["/usr/local/bin/abx-server"], settings, shared_tmp=True)
+    exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items() if k in ("AS", "SHARED_TMP", "OWN_NETWORK"))
     with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
-        argv, env = inside(stage.root, ["/usr/local/bin/abx-server"], {}, shared_tmp=True)
-        lines = [f"export {k}={shlex.quote(env[k])}" for k in ("AS", "SHARED_TMP", "OWN_NETWORK")]
-        at = argv.index(stage.root) + 1
-        keep = "$(env | grep -E '^(ABX|LANG)' | tr '\\n' ' ')"
-        pairs = " ".join(shlex.quote(f"{k}={v}") for k, v in settings.items() if k != "ABX_SERVER_BASE_DIR")
-        lines.append(f"exec {shlex.join(argv[:at])} {pairs} {keep} /usr/local/bin/abx-server \"$@\"")
-        script.write("#!/bin/sh\n" + "\n".join(lines) + "\n")
+        script.write(f'#!/bin/sh\n{exports}export KEEP=1\nexec {shlex.join(argv)} "$@"\n')
         script.flush()
-        for area in areas:
-            subprocess.run([sys.executable, os.path.join(TOP, "tests/conformance/run.py"), "--area", area, "--jobs", "1", "--server",
-                            f"/bin/sh {script.name} serve --host 127.0.0.1 --port {{port}} --pty-port {{pty_port}} --base-dir {{base}}"],
-                           check=True)
+        server = f"/bin/sh {script.name} serve --host 127.0.0.1 --port {{port}} --pty-port {{pty_port}} --base-dir {{base}}"
+        flags = [word for area in areas for word in ("--area", area)]
+        done = subprocess.run([sys.executable, os.path.join(TOP, "tests/conformance/run.py"), *flags, "--jobs", "1", "--server", server])
+        if done.returncode != 0:
+            sys.exit("conformance failed")
 
 
 def main() -> None:
@@ -282,7 +281,8 @@ def main() -> None:
         size = subprocess.run(["du", "-sm", stage.root + "/opt/abx-server"], capture_output=True, text=True).stdout.split()[0]
         print(f"our files: {size} MB")
         smoke(stage)
-        conformance(stage, options.conformance)
+        if options.conformance:
+            conformance(stage, options.conformance)
     finally:
         if not options.keep:
             shutil.rmtree(work, ignore_errors=True)
