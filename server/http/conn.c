@@ -524,6 +524,16 @@ void conn_to_ws(struct conn *c)
         conn_resume(c);
 }
 
+void conn_ws_linger(struct conn *c)
+{
+    struct ws *ws = c->ws;
+    c->ws = NULL;
+    c->req = NULL;
+    to_linger(c);
+    ws_gone(ws);
+    conn_update(c);
+}
+
 /* --- the body ---------------------------------------------------------------------------------------------- */
 
 static void start_clock_of_body(struct conn *c)

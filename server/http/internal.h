@@ -189,6 +189,7 @@ void conn_update(struct conn *c); /* asks io for what the state needs */
 void conn_answered(struct conn *c, bool body_unread); /* the answer is in `out`: send it, go on or close */
 size_t conn_pending(const struct conn *c);
 void conn_to_ws(struct conn *c);
+void conn_ws_linger(struct conn *c); /* the WebSocket has said its last: it is let go, the peer gets time to read */
 
 /* req.c */
 struct req *req_new(struct conn *c);

@@ -36,6 +36,7 @@ struct ws {
     struct buf held; /* came while paused */
     bool busy;       /* wslay is on the stack */
     bool paused, was_full, closing;
+    bool failed; /* what came is no frame: 1002 is on its way, wslay is out of it */
     int deflate_bits; /* 0: not negotiated */
     int sent_code;
     struct timer ping, close_wait;
@@ -245,8 +246,26 @@ static void pump(struct ws *ws)
     conn_flush_later(ws->conn);
 }
 
+/* wslay ends some broken frames (a fragmented ping, a length of 63 bits) without a code of its own. Everything it
+ * queued before is in `out`, so this stands between two frames. */
+static void fail_framing(struct ws *ws)
+{
+    static const char close_1002[] = {(char)0x88, 2, 1002 >> 8, (char)(1002 & 0xFF)};
+    ws->failed = true;
+    timer_stop(&ws->ping);
+    if (!ws->closing) {
+        ws->closing = true;
+        ws->sent_code = 1002;
+        buf_add(&ws->conn->out, close_1002, sizeof close_1002);
+    }
+    timer_start(&ws->close_wait, CLOSE_WAIT_MS);
+    conn_flush_later(ws->conn);
+}
+
 void ws_readable(struct ws *ws, const char *data, size_t len)
 {
+    if (ws->failed)
+        return;
     if (ws->held.len > 0) {
         buf_add(&ws->held, data, len);
         return;
@@ -262,13 +281,14 @@ void ws_readable(struct ws *ws, const char *data, size_t len)
     }
     if (ws->feed_len > 0 && wslay_event_get_read_enabled(ws->ctx)) {
         buf_add(&ws->held, ws->feed, ws->feed_len);
-        if (ws->held.failed)
-            rc = -1;
+        if (ws->held.failed) {
+            conn_close(ws->conn);
+            return;
+        }
     }
     ws->feed_len = 0;
     if (rc != 0 && rc != WSLAY_ERR_WOULDBLOCK) {
-        struct conn *c = ws->conn;
-        conn_close(c);
+        fail_framing(ws);
         return;
     }
     if (wslay_event_get_close_received(ws->ctx) && !timer_running(&ws->close_wait))
@@ -508,8 +528,12 @@ void ws_drop(struct ws *ws)
 void ws_drained(struct ws *ws)
 {
     struct conn *c = ws->conn;
-    if (conn_pending(c) == 0 && !wslay_event_want_write(ws->ctx) && !wslay_event_want_read(ws->ctx)) {
-        conn_close(c);
+    bool done = ws->failed || (!wslay_event_want_write(ws->ctx) && !wslay_event_want_read(ws->ctx));
+    if (conn_pending(c) == 0 && done) {
+        if (!ws->failed && wslay_event_get_close_received(ws->ctx))
+            conn_close(c);
+        else
+            conn_ws_linger(c); /* the peer may still be sending: a close now would take our code from it */
         return;
     }
     if (ws->was_full && conn_pending(c) <= ws->opt.high_mark / 4) {
