@@ -670,9 +670,12 @@ static size_t take_body(struct conn *c, const char *data, size_t len)
     c->chunks_done = true;
     c->keep_alive = false;
     if (r->sink) {
-        req_set_gone(r); /* the sink hears of it and fails the request */
-        if (!r->answered && !c->closed)
-            conn_close(c);
+        /* Its owner hears that no more comes and fails the request, at once or after its last write; what it
+         * says becomes the 400 that this is. */
+        r->body_broken = true;
+        c->state = CONN_BUSY;
+        timer_stop(&c->deadline);
+        req_set_gone(r);
         return len;
     }
     pipeline_bad(c, E_BAD_REQUEST, "The chunked body is malformed");

@@ -165,6 +165,7 @@ struct req {
     bool dispatched; /* a handler (or the parsing of its body) was started: it will answer */
     bool answered;  /* req_finish or the like was called */
     bool expect_100;
+    bool body_broken; /* its chunks are malformed */
     atomic_bool gone;
     void (*on_gone)(void *data);
     void *on_gone_data;
@@ -192,6 +193,8 @@ void conn_to_ws(struct conn *c);
 void conn_ws_linger(struct conn *c); /* the WebSocket has said its last: it is let go, the peer gets time to read */
 
 /* req.c */
+/* What the client is told: that it is "gone" only means that its body could not be read to the end. */
+const struct abx_error *req_reason(const struct req *r, const struct abx_error *err, struct abx_error *broken);
 struct req *req_new(struct conn *c);
 void req_complete(struct req *r); /* the answer has been given: release slot, audit */
 void req_set_gone(struct req *r);

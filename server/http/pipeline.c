@@ -18,6 +18,8 @@
 
 void pipeline_refuse(struct req *r, const struct abx_error *err, json_t *fields)
 {
+    struct abx_error broken;
+    err = req_reason(r, err, &broken);
     if (err->status == 401)
         (void)resp_header(&r->resp, "WWW-Authenticate", "Bearer", NULL); /* best effort */
     resp_error(&r->resp, err, fields);

@@ -556,11 +556,20 @@ void req_finish(struct req *r)
     answer_send(r);
 }
 
+const struct abx_error *req_reason(const struct req *r, const struct abx_error *err, struct abx_error *broken)
+{
+    if (!r->body_broken || err->kind != E_CANCELLED)
+        return err;
+    (void)abx_fail(broken, E_BAD_REQUEST, 0, "The chunked body is malformed");
+    return broken;
+}
+
 void req_fail(struct req *r, const struct abx_error *err)
 {
     if (r->answered)
         return;
-    resp_error(&r->resp, err, NULL);
+    struct abx_error broken;
+    resp_error(&r->resp, req_reason(r, err, &broken), NULL);
     answer_send(r);
 }
 

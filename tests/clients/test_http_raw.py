@@ -27,6 +27,7 @@ def json_post(value, path: str, extra: str = "") -> str:
     return post(f"{extra}Content-Length: {len(body)}\r\n", body, path)
 
 
+UPLOAD = "/upload?path=refused"
 CHUNKS = "2\r\n{}\r\n0\r\n\r\n"
 
 # name: (bytes sent, statuses that are right)
@@ -55,6 +56,13 @@ REFUSED = {
     "coding_with_tab": (post("Transfer-Encoding:\tchunked\r\nContent-Length: 2\r\n", "{}" + EVIL), {400}),
     "coding_in_http_1_0": ("POST /shell HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS + EVIL, {400}),
     "chunked_not_allowed_here": (post("Transfer-Encoding: chunked\r\n", CHUNKS + EVIL), {400}),
+    "chunk_size_beyond_64_bits": (post("Transfer-Encoding: chunked\r\n", "10000000000000000\r\nabc\r\n" + EVIL, UPLOAD), {400}),
+    "chunk_size_negative": (post("Transfer-Encoding: chunked\r\n", "-3\r\nabc\r\n0\r\n\r\n" + EVIL, UPLOAD), {400}),
+    "chunk_size_no_number": (post("Transfer-Encoding: chunked\r\n", "zz\r\nabc\r\n0\r\n\r\n" + EVIL, UPLOAD), {400}),
+    "chunk_longer_than_its_size": (post("Transfer-Encoding: chunked\r\n", "3\r\nabcX\r\n0\r\n\r\n" + EVIL, UPLOAD), {400}),
+    "second_chunk_malformed": (post("Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n-1\r\nabc\r\n" + EVIL, UPLOAD), {400}),
+    "chunk_size_beyond_64_bits_in_archive":
+        (post("Transfer-Encoding: chunked\r\n", "10000000000000000\r\nabc\r\n" + EVIL, "/files/extract?path=refused"), {400}),
     "nul_in_path": ("GET /hea\0lth HTTP/1.1\r\nHost: x\r\n\r\n", {400}),
     "nul_in_header": (get("X-A: a\0b\r\n"), {400}),
     "control_in_header": (get("X-A: a\x01b\r\n"), {400}),
