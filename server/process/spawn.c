@@ -11,11 +11,15 @@
  *
  * Orphans. SIGCHLD is read from a signalfd, at most once per REAP_PAUSE_MS. waitid(WNOWAIT) shows one
  * ended child: if it is ours it ends as above, if a spawn in progress owns it we come back when that
- * is done, else it is an orphan and is collected. */
+ * is done, else it is an orphan and is collected.
+ *
+ * Where the kernel lets us, each program is born in a cgroup of its own (process/cgroup.h), which clone can't do:
+ * clone3 then. */
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -34,6 +38,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/own.h"
+#include "process/cgroup.h"
 #include "process/tree.h"
 
 #ifndef P_PIDFD
@@ -53,7 +58,9 @@ struct spawner {
     struct list children; /* struct child.link: not yet reaped */
     struct list jobs;     /* struct job.link: handed to a worker */
     size_t running;       /* of children, without helpers */
-    size_t tree_jobs;
+    size_t tree_jobs; /* and jobs that tidy up cgroups */
+    struct cgroups *cgroups;
+    bool tidying;
     struct rlimit nofile; /* as we found it */
     int null_fd, chld_fd;
     char oom_score[8];
@@ -75,6 +82,7 @@ struct child {
     void *owner;
     pid_t pid;
     int pidfd; /* -1: a kernel without; then SIGCHLD alone tells */
+    unsigned cgroup; /* 0: none */
     struct io io;
     uint64_t started_ns;
     int status;
@@ -116,7 +124,10 @@ struct job {
     size_t n_groups;
     const char *oom_score;
     pid_t parent;
+    struct cgroups *cgroups; /* NULL: start it in ours */
     /* The result. */
+    unsigned cgroup;
+    bool born; /* the child has run its first instruction */
     _Atomic(pid_t) pid; /* written by the kernel before the child runs */
     int pidfd;
     int sys; /* errno of the step that failed */
@@ -263,6 +274,7 @@ IN_CHILD static int prepare(struct job *j)
 IN_CHILD static int child_main(void *data)
 {
     struct job *j = data;
+    j->born = true;
     if (prepare(j) < 0) {
         j->sys = errno;
         (void)RAW(SYS_exit_group, 127);
@@ -310,6 +322,79 @@ static void raise_oom_score_of(const struct job *j, pid_t pid)
         (void)!write(fd, j->oom_score, strlen(j->oom_score)); /* a wish, not a need */
 }
 
+/* clone3 with a function and a stack, as clone has them; libc offers no such call. -1 with errno. */
+static pid_t clone_into(struct clone_args *args, int (*fn)(void *data), void *data)
+{
+#if defined(__x86_64__)
+    long ret = SYS_clone3;
+    register int (*child_fn)(void *) __asm__("r8") = fn;
+    register void *child_data __asm__("r9") = data;
+    __asm__ volatile("syscall\n\t"
+                     "test %%rax, %%rax\n\t"
+                     "jnz 1f\n\t"
+                     "xor %%ebp, %%ebp\n\t"
+                     "mov %%r9, %%rdi\n\t"
+                     "call *%%r8\n\t"
+                     "ud2\n"
+                     "1:"
+                     : "+a"(ret)
+                     : "D"(args), "S"(sizeof(*args)), "r"(child_fn), "r"(child_data)
+                     : "rcx", "r11", "memory", "cc");
+#elif defined(__aarch64__)
+    register long number __asm__("x8") = SYS_clone3;
+    register long ret __asm__("x0") = (long)args;
+    register size_t size __asm__("x1") = sizeof(*args);
+    register int (*child_fn)(void *) __asm__("x2") = fn;
+    register void *child_data __asm__("x3") = data;
+    __asm__ volatile("svc #0\n\t"
+                     "cbnz x0, 1f\n\t"
+                     "mov x29, xzr\n\t"
+                     "mov x0, x3\n\t"
+                     "blr x2\n\t"
+                     "brk #0\n"
+                     "1:"
+                     : "+r"(ret)
+                     : "r"(number), "r"(size), "r"(child_fn), "r"(child_data)
+                     : "memory", "cc");
+#else
+    long ret = -ENOSYS;
+#endif
+    if (ret >= 0)
+        return (pid_t)ret;
+    errno = (int)-ret;
+    return -1;
+}
+
+/* In a cgroup of its own; -1 when that can't be, and nothing has happened. */
+static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size, int flags)
+{
+    autoclose int fd = -1;
+    if (!j->cgroups || cgroups_take(j->cgroups, &fd, &j->cgroup) < 0)
+        return -1;
+    struct clone_args args = {.flags = (uint64_t)(flags & ~SIGCHLD) | CLONE_PIDFD | CLONE_INTO_CGROUP,
+                              .pidfd = (uintptr_t)&j->pidfd,
+                              .child_tid = (uintptr_t)&j->pid,
+                              .exit_signal = SIGCHLD,
+                              .stack = (uintptr_t)stack,
+                              .stack_size = size,
+                              .cgroup = (uint64_t)fd};
+    pid_t pid = clone_into(&args, child_main, j);
+    if (pid < 0) {
+        if (errno != EAGAIN && errno != ENOMEM && errno != ENODEV)
+            cgroups_off(j->cgroups); /* an old kernel, a seccomp filter, a cgroup not delegated to us */
+    } else if (!j->born) { /* killed at birth; process/cgroup.c says why. Then they are of no use to us */
+        cgroups_off(j->cgroups);
+        reap_failed(j, pid);
+        pid = -1;
+    }
+    if (pid < 0) {
+        cgroups_put(j->cgroups, j->cgroup, CGROUP_USED);
+        j->cgroup = 0;
+        j->pidfd = -1;
+    }
+    return pid;
+}
+
 static void job_run(void *data)
 {
     struct job *j = data;
@@ -320,7 +405,9 @@ static void job_run(void *data)
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
     j->started_ns = mono_ns();
     int flags = CLONE_VM | CLONE_VFORK | CLONE_CHILD_SETTID | SIGCHLD;
-    int pid = clone(child_main, stack + sizeof(stack), flags | CLONE_PIDFD, j, &j->pidfd, NULL,
+    int pid = clone_in_cgroup(j, stack, sizeof(stack), flags);
+    if (pid < 0)
+        pid = clone(child_main, stack + sizeof(stack), flags | CLONE_PIDFD, j, &j->pidfd, NULL,
                     (pid_t *)&j->pid);
     if (pid < 0 && errno == EINVAL) { /* before Linux 5.2 */
         j->pidfd = -1;
@@ -368,6 +455,7 @@ struct tree_job {
     struct child *c; /* NULL: everything that descends from us */
     pid_t leader;
     int sig;
+    unsigned cgroup;
     pid_t *skip; /* children of ours that are told otherwise */
     size_t n_skip;
     struct tree tree;
@@ -386,8 +474,11 @@ static void signal_group(pid_t leader, int sig)
 static void tree_run(void *data)
 {
     struct tree_job *t = data;
+    cgroups_members(t->s->cgroups, t->cgroup, &t->tree, t->leader);
     if (t->sig == SIGKILL) {
         tree_kill(&t->tree, t->leader);
+        if (t->cgroup || !t->leader)
+            cgroups_kill(t->s->cgroups, t->cgroup);
         return;
     }
     /* Collected first: once the leader is dead nobody knows whose its children were. */
@@ -427,8 +518,10 @@ static int tree_start(struct spawner *s, struct child *c, int sig, pid_t *skip, 
         return -1;
     *t = (struct tree_job){
         .s = s, .c = c, .leader = c ? c->pid : 0, .sig = sig, .skip = skip, .n_skip = n_skip};
-    if (c)
+    if (c) {
         t->tree = c->tree;
+        t->cgroup = c->cgroup;
+    }
     if (loop_work(s->loop, WORK_SHORT, tree_run, tree_ran, t) < 0) {
         free(t);
         return -1;
@@ -456,6 +549,28 @@ static void kill_now(void *data)
         signal_group(c->pid, SIGKILL); /* without memory the group alone */
 }
 
+static void tidy_run(void *data)
+{
+    cgroups_tidy(((struct spawner *)data)->cgroups);
+}
+
+static void tidy_ran(void *data)
+{
+    struct spawner *s = data;
+    s->tree_jobs--;
+    s->tidying = false;
+}
+
+/* The program of this cgroup has been reaped. */
+static void give_back(struct spawner *s, unsigned cgroup, enum cgroup_state state)
+{
+    cgroups_put(s->cgroups, cgroup, state);
+    if (s->tidying || s->stopping || !cgroups_untidy(s->cgroups))
+        return;
+    s->tidying = loop_work(s->loop, WORK_SHORT, tidy_run, tidy_ran, s) == 0;
+    s->tree_jobs += s->tidying;
+}
+
 /* It has ended (or this is a false alarm): sweep if that is due, then reap and tell. */
 static void child_check(struct child *c)
 {
@@ -477,6 +592,7 @@ static void child_check(struct child *c)
         return;
     c->status = status;
     c->reaped = true;
+    give_back(c->s, c->cgroup, c->killed ? CGROUP_KILLED : CGROUP_USED);
     list_remove(&c->link);
     if (!c->helper)
         c->s->running--;
@@ -581,12 +697,15 @@ static void job_done(void *data)
                 close(j->pidfd); /* it will be collected as an orphan */
         }
     }
+    if (sys != 0)
+        give_back(s, j->cgroup, CGROUP_USED);
     if (c) {
         *c = (struct child){.s = s,
                             .ops = ops,
                             .owner = owner,
                             .pid = j->pid,
                             .pidfd = j->pidfd,
+                            .cgroup = j->cgroup,
                             .io = c->io,
                             .started_ns = j->started_ns,
                             .helper = j->helper,
@@ -712,6 +831,8 @@ int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct chil
                       .n_groups = o->n_groups,
                       .oom_score = s->oom_score,
                       .parent = getpid(),
+                      /* What is started from a terminal, or from a helper that lives on, may outlive it. */
+                      .cgroups = o->tty || (o->helper && !o->sweep) ? NULL : s->cgroups,
                       .pidfd = -1,
                       .top = 2};
 
@@ -860,13 +981,15 @@ struct spawner *spawner_new(struct loop *loop)
     sigaddset(&chld, SIGCHLD);
     (void)pthread_sigmask(SIG_BLOCK, &chld, NULL);
     signal(SIGCHLD, SIG_DFL); /* ignored by whoever started us, the kernel would throw exit codes away */
+    s->cgroups = cgroups_new();
     s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     s->chld_fd = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (s->null_fd < 0 || s->chld_fd < 0 || io_init(&s->chld_io, loop, s->chld_fd, on_sigchld, s) < 0) {
+    if (!s->cgroups || s->null_fd < 0 || s->chld_fd < 0 || io_init(&s->chld_io, loop, s->chld_fd, on_sigchld, s) < 0) {
         if (s->null_fd >= 0)
             close(s->null_fd);
         if (s->chld_fd >= 0)
             close(s->chld_fd);
+        cgroups_free(s->cgroups);
         free(s);
         return NULL;
     }
@@ -955,5 +1078,6 @@ void spawner_free(struct spawner *s)
     io_done(&s->chld_io);
     close(s->chld_fd);
     close(s->null_fd);
+    cgroups_free(s->cgroups);
     free(s);
 }

@@ -5,7 +5,9 @@
  *
  * The child leads its own session and process group, has the default signal mask and dispositions, only
  * the descriptors given (0-2 and `extra`), the server's original RLIMIT_NOFILE, oom_score_adj +500, and
- * gets KILL when the server is killed hard.
+ * gets KILL when the server is killed hard. Where cgroup v2 is ours to write it also has a cgroup of its own
+ * (process/cgroup.h; not with a `tty`, nor helpers without `sweep`): signals for its tree reach all in there too,
+ * and KILL nobody in there survives.
  *
  * The server is the reaper of its descendants (PR_SET_CHILD_SUBREAPER, or as PID 1): orphans are
  * collected too. Nobody else in the program may wait for children. Everything here: loop thread. */

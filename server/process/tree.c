@@ -86,6 +86,13 @@ static bool add(struct tree *t, pid_t pid, uint64_t start)
     return true;
 }
 
+void tree_add(struct tree *t, pid_t pid)
+{
+    struct tree_stat st;
+    if (tree_read_stat(pid, &st) == 0)
+        (void)add(t, pid, st.start);
+}
+
 typedef size_t (*visit_fn)(struct tree *t, pid_t pid, pid_t parent, pid_t leader);
 
 static size_t visit_child(struct tree *t, pid_t pid, pid_t parent, pid_t leader)

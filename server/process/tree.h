@@ -33,6 +33,9 @@ struct tree_stat {
 /* 0, or -1 when there is no such process. */
 int tree_read_stat(pid_t pid, struct tree_stat *ret);
 
+/* Adds one process, if there is such; never this one or PID 1. */
+void tree_add(struct tree *t, pid_t pid);
+
 /* Adds what descends from `leader` (not the leader itself), from the members already there, and the
  * orphans of the leader's session that this process has inherited as their reaper.
  * The leader must be a child that nobody reaps meanwhile. Returns how many were new. */
@@ -47,5 +50,6 @@ size_t tree_signal(const struct tree *t, pid_t except, int sig);
 
 /* Ends leader, its group and everything that descends from it: all of them are stopped first, so that
  * none can fork while the others die. The leader must be a child that nobody reaps meanwhile (it may
- * have ended already). leader 0: everything that descends from this process. */
+ * have ended already). Members that are there already end too. leader 0: everything that descends from this
+ * process. */
 void tree_kill(struct tree *t, pid_t leader);

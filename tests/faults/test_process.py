@@ -594,3 +594,180 @@ def test_soak(server):
             assert wait_exit(server, pid) == 0
     back_to_base(server, fds, threads)
     assert SANITIZED or server.memory() - base < 8 << 20
+
+
+# --- daemons that have detached themselves ----------------------------------------------------------------
+
+
+def own_cgroup():
+    """The cgroup v2 directory that the server will run in, or None where it can't make one of its own."""
+    point = next((line.split()[4] for line in open("/proc/self/mountinfo") if " - cgroup2 " in line), None)
+    path = next((line[3:].strip() for line in open("/proc/self/cgroup") if line.startswith("0::")), None)
+    if not point or not path:
+        return None
+    own = point + (path if path != "/" else "")
+    trial = f"{own}/abx-test-{os.getpid()}"
+    try:
+        os.mkdir(trial)
+    except OSError:
+        return None
+    there = os.path.exists(f"{trial}/cgroup.kill")
+    os.rmdir(trial)
+    return own if there else None
+
+
+OWN = own_cgroup()
+needs_cgroup = pytest.mark.skipif(not OWN, reason="no cgroup v2 that can be written to")
+
+# Forks twice, leads a session of its own, ignores TERM; its pid goes to the file named first.
+DAEMON = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for fd in range(3):
+            os.close(fd)
+        open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
+        time.sleep(300)
+    os._exit(0)
+os.wait()
+"""
+
+
+class Detached:
+    """A command line that starts the daemon and then does `then`."""
+
+    def __init__(self, directory, then="sleep 60"):
+        self.note = f"{directory}/daemon.pid"
+        script = f"{directory}/daemon.py"
+        open(script, "w").write(DAEMON)
+        self.command = f"sh -c 'python3 -I {script} {self.note}; {then}'"
+
+    def pid(self):
+        end = time.monotonic() + 10
+        while not os.path.exists(self.note):
+            assert time.monotonic() < end, "it did not start"
+            time.sleep(0.02)
+        return int(open(self.note).read())
+
+
+@needs_cgroup
+def test_detached_daemon_dies_at_the_timeout(server, tmp_path):
+    d = Detached(tmp_path)
+    assert server.shell(d.command, timeout=3)[0] == 500
+    assert gone(d.pid())
+
+
+@needs_cgroup
+def test_detached_daemon_dies_at_the_timeout_of_a_stream(server, tmp_path):
+    d = Detached(tmp_path)
+    got = server.stream(d.command, timeout=3)
+    assert got[-1] == ("exit", {"exit_code": -9})
+    assert gone(d.pid())
+
+
+@needs_cgroup
+@pytest.mark.parametrize("path", ["/shell", "/shell/stream"])
+def test_detached_daemon_dies_when_the_client_leaves(server, tmp_path, path):
+    d = Detached(tmp_path)
+    s = socket.create_connection(("127.0.0.1", server.port))
+    body = json.dumps({"command": d.command})
+    s.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    pid = d.pid()
+    assert alive(pid)
+    s.close()
+    assert gone(pid)
+
+
+@needs_cgroup
+def test_detached_daemon_is_signalled_with_its_process(server, tmp_path):
+    d = Detached(tmp_path)
+    leader = start(server, d.command)
+    pid = d.pid()
+    assert server.post(f"/process/{leader}/signal", {"signal": 15})[0] == 200
+    assert wait_exit(server, leader) == -15
+    assert alive(pid)  # it ignores TERM, and nobody has asked for more
+    os.remove(d.note)
+    leader = start(server, d.command)
+    again = d.pid()
+    assert server.post(f"/process/{leader}/signal", {"signal": 9})[0] == 200
+    assert gone(again)
+    assert alive(pid)  # another program's
+
+
+def test_detached_daemon_outlives_a_command_that_ended_and_dies_with_the_server(server, tmp_path):
+    d = Detached(tmp_path, then="true")
+    assert server.shell(d.command)[1]["exit_code"] == 0
+    pid = d.pid()
+    for _ in range(40):  # those that come later are not mixed up with it
+        answer = server.shell("sleep 60", timeout_ms=30)
+        assert answer[0] == 500, answer
+    assert alive(pid)
+    assert server.stop() == 0
+    assert gone(pid)
+
+
+@needs_cgroup
+def test_cgroups_are_few_and_leave_with_the_server(server):
+    parallel(60, lambda i: server.shell("sleep 0.05"))
+    ours = next(f"{OWN}/{name}" for name in os.listdir(OWN) if name.startswith(f"abx-{server.pid}-"))
+
+    def count():
+        return sum(e.is_dir() for e in os.scandir(ours))
+
+    server.settle(lambda: server.shell("true")[0] == 200 and count() <= 9)
+    # A program may make some of its own.
+    server.shell(f"sh -c 'mkdir {ours}/$(sed -n s,.*/,,p /proc/self/cgroup | tail -1)/inner'")
+    assert server.stop() == 0
+    assert not os.path.exists(ours)
+
+
+@needs_cgroup
+def test_what_a_server_killed_hard_left_ends_with_the_next_one(tmp_path):
+    first = Server(tmp_path)
+    d = Detached(tmp_path, then="true")
+    first.shell(d.command)
+    pid = d.pid()
+    first.process.kill()
+    first.process.wait()
+    left = [name for name in os.listdir(OWN) if name.startswith(f"abx-{first.pid}-")]
+    assert left and alive(pid)
+    second = Server(tmp_path)
+    try:
+        assert alive(pid)  # nothing is done before the first program
+        second.shell("true")
+        assert gone(pid)
+        second.settle(lambda: not os.path.exists(f"{OWN}/{left[0]}"))
+    finally:
+        second.stop()
+
+
+@needs_cgroup
+def test_programs_start_in_a_cgroup_that_was_once_killed(tmp_path):
+    """Some kernels kill what is born into another cgroup when the parent's has been killed before."""
+    place = f"{OWN}/abx-test-{os.getpid()}"
+    os.mkdir(place)
+    open(f"{place}/cgroup.kill", "w").write("1")
+    s = Server(tmp_path, ["unshare", "--fork", "--kill-child", "sh", "-c", f'echo $$ > {place}/cgroup.procs; exec "$@"', "sh"])
+    try:
+        for _ in range(3):
+            assert s.shell("sh -c 'exit 7'")[1]["exit_code"] == 7
+        assert s.shell("sh -c 'sleep 60 & setsid sleep 61 & wait'", timeout_ms=200)[0] == 500
+    finally:
+        os.kill(s.pid, signal.SIGTERM)
+        s.process.wait(10)
+        os.rmdir(place)
+
+
+def test_without_a_cgroup_to_write_to_everything_else_works(tmp_path):
+    read_only = "for m in $(awk '/ - cgroup2 /{print $5}' /proc/self/mountinfo); do mount -o remount,bind,ro $m; done"
+    s = Server(tmp_path, ["unshare", "--mount", "--fork", "--kill-child", "sh", "-c", f'{read_only}; exec "$@"', "sh"])
+    try:
+        assert s.shell("sh -c 'exit 7'")[1]["exit_code"] == 7
+        assert s.shell("sh -c 'sleep 60 & setsid sleep 61 & wait'", timeout_ms=200)[0] == 500
+        assert not OWN or not [name for name in os.listdir(OWN) if name.startswith(f"abx-{s.pid}-")]
+    finally:
+        os.kill(s.pid, signal.SIGTERM)
+        s.process.wait(10)
