@@ -84,6 +84,30 @@ static void add_u(struct buf *out, uint32_t unit)
     out->len += 6;
 }
 
+/* Without an escape of their own; binary output is full of them. */
+static bool control(unsigned char c)
+{
+    return c < 0x20 && !(c >= '\b' && c <= '\r' && c != '\v');
+}
+
+/* The run of such bytes at p, at least one; returns what follows it. */
+static const unsigned char *add_controls(struct buf *out, const unsigned char *p, const unsigned char *end)
+{
+    const unsigned char *run = p;
+    while (p < end && p - run < 4096 && control(*p))
+        p++;
+    char *at = buf_reserve(out, (size_t)(p - run) * 6);
+    if (!at)
+        return p;
+    for (; run < p; run++, at += 6) {
+        memcpy(at, "\\u00", 4);
+        at[4] = hex[*run >> 4];
+        at[5] = hex[*run & 15];
+        out->len += 6;
+    }
+    return p;
+}
+
 static bool plain(unsigned char c)
 {
     return c >= 0x20 && c < 0x7F && c != '"' && c != '\\';
@@ -147,7 +171,7 @@ void json_write_string(struct buf *out, const char *s, size_t len)
                 buf_addc(out, 0x7F);
                 break;
             default:
-                add_u(out, c);
+                p = add_controls(out, p - 1, end);
                 break;
             }
             continue;
