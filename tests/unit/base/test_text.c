@@ -88,6 +88,21 @@ START_TEST(json_string_escapes_the_same_wherever_the_special_byte_stands)
 }
 END_TEST
 
+START_TEST(runs_of_control_bytes_survive_whole)
+{
+    char text[3 * 32 * 256]; /* longer than what is written at once */
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = i < sizeof text / 2 ? '\0' : (char)(i * 7 % 33);
+    autobuf struct buf b = BUF_INIT;
+    json_write_string(&b, text, sizeof text);
+    json_error_t why;
+    autojson json_t *back = json_loadb(b.data, b.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
+    ck_assert_ptr_nonnull(back);
+    ck_assert_uint_eq(json_string_length(back), sizeof text);
+    ck_assert_mem_eq(json_string_value(back), text, sizeof text);
+}
+END_TEST
+
 START_TEST(numbers_are_strict)
 {
     int64_t n;
@@ -203,6 +218,7 @@ END_TEST
 
 TEST_MAIN("text", json_refuses_what_rfc_8259_does_not_know, json_bounds_depth_and_values,
           json_out_is_ascii_in_the_reference_spelling,
-          json_string_escapes_the_same_wherever_the_special_byte_stands, numbers_are_strict,
+          json_string_escapes_the_same_wherever_the_special_byte_stands, runs_of_control_bytes_survive_whole,
+          numbers_are_strict,
           utf8_survives_every_cut, base64_is_strict, environment_loses_its_secrets_in_place,
           error_names_the_errno_and_takes_a_prefix, arena_gives_aligned_memory_of_any_size)
