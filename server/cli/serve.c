@@ -509,8 +509,10 @@ int cli_serve(int argc, char **argv)
 {
     static struct server s; /* a start that fails leaves what it made to the process's end */
     int status = parse_options(argc, argv, &s.settings);
-    if (status >= 0)
+    if (status >= 0) {
+        free(s.settings.commands);
         return status;
+    }
     log_start();
     bound_heap();
     hold_signals(SIG_BLOCK);
