@@ -304,6 +304,10 @@ static int pack_top(struct packer *p, const struct archive_path *asked, struct a
     int rc = guard_open(p->order->guard, asked->text, asked->len, OP_READ, O_RDONLY | O_NONBLOCK, 0,
                         &arena, &gp, &fd, err);
     struct stat st;
+    if (rc < 0 && err->sys == ENXIO) {
+        arena_done(&arena);
+        return 0; /* a socket, or a device nobody drives: left out like those met while walking */
+    }
     if (rc < 0)
         files_lookup_error(err);
     else if (fstat(fd, &st) < 0)
