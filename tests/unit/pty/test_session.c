@@ -319,7 +319,7 @@ START_TEST(delete_of_an_idle_bash_is_quick)
     pty_delete(w.session, on_deleted, &w);
     ck_assert_ptr_null(pty_table_find(w.table, pty_id(w.session)));
     turn_until(&w, w.deleted);
-    ck_assert_uint_lt(mono_ms() - began, 100);
+    ck_assert_uint_lt(mono_ms() - began, 2500); /* the reference takes 3 s; 2 ms is usual here */
     ck_assert_int_eq(kill(pid, 0), -1);
     turn_until(&w, e.ended);
     close_eye(&e);
