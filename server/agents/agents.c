@@ -139,8 +139,7 @@ static int make_dirs(const char *path, struct abx_error *err)
     struct stat st;
     if (mkdir(p, 0700) < 0 && (errno != EEXIST || stat(p, &st) < 0 || !S_ISDIR(st.st_mode)))
         return abx_fail_os(err, errno, p);
-    (void)chmod(p, 0700); /* not ours: then it is as it is */
-    return 0;
+    return 0; /* one that was there keeps its mode: it may be shared with others */
 }
 
 /* Removes what a turn that was killed hard has left. */
