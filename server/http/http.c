@@ -18,6 +18,7 @@
 #define BACKLOG 4096
 #define ACCEPT_TURN 64
 #define ACCEPT_RETRY_MS 100
+#define IDLE_LOOKS 64 /* at connections that might make room, per new one */
 #define MIN_CONNS 4 /* however few descriptors there are */
 
 /* The end of a turn: what was written goes out, what was closed is freed. */
@@ -133,15 +134,28 @@ struct site *http_site(struct http *h)
     return h->site;
 }
 
-/* Over the cap: the connection that has been idle longest makes room. */
+/* Closes the connection that has been idle longest. One whose next request is already here is not idle, it has only
+ * not been read yet: it will be within this turn. */
+static bool close_idlest(struct http *h)
+{
+    int looked = 0;
+    list_for_each(it, &h->idle) {
+        struct conn *c = list_entry(it, struct conn, idle_link);
+        char byte;
+        if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0) {
+            conn_close(c);
+            return true;
+        }
+        if (++looked == IDLE_LOOKS)
+            break;
+    }
+    return false;
+}
+
+/* Over the cap an idle connection makes room. */
 static bool make_room(struct http *h)
 {
-    if (h->n_conns < h->max_conns)
-        return true;
-    if (list_empty(&h->idle))
-        return false;
-    conn_close(list_entry(h->idle.next, struct conn, idle_link));
-    return true;
+    return h->n_conns < h->max_conns || close_idlest(h);
 }
 
 /* Every place is taken by a request in work. */
@@ -169,10 +183,8 @@ static void accept_ready(void *data, int events)
                 continue;
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
                 /* Not in a busy loop: again soon, or as soon as the oldest idle one is closed. */
-                if (!list_empty(&h->idle)) {
-                    conn_close(list_entry(h->idle.next, struct conn, idle_link));
+                if (close_idlest(h))
                     continue;
-                }
                 listeners_want(h, 0);
                 timer_start(&h->accept_retry, ACCEPT_RETRY_MS);
             }

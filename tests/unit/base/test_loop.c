@@ -1,5 +1,6 @@
 #include "base/loop.h"
 #include "../check_main.h"
+#include "../turn.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -38,7 +39,7 @@ START_TEST(timers_fire_in_order_and_can_be_moved_and_stopped)
     timer_stop(&seen.timers[1]);
     uv_run(loop_uv(seen.loop), UV_RUN_NOWAIT);
     while (seen.n < 19)
-        uv_run(loop_uv(seen.loop), UV_RUN_ONCE);
+        turn_loop(seen.loop);
     for (int i = 1; i < 18; i++)
         ck_assert_int_le(7 * seen.order[i - 1] % 20, 7 * seen.order[i] % 20);
     ck_assert_int_eq(seen.order[18], 0);
@@ -68,7 +69,7 @@ START_TEST(both_lanes_run_and_come_back)
     for (int i = 0; i < 30; i++)
         ck_assert_int_eq(loop_work(l, i % 2 ? WORK_LONG : WORK_SHORT, work, work_done, &counts[i]), 0);
     for (int left = 1; left;) {
-        uv_run(loop_uv(l), UV_RUN_ONCE);
+        turn_loop(l);
         left = 0;
         for (int i = 0; i < 30; i++)
             left += counts[i].done != 1;
@@ -100,7 +101,7 @@ START_TEST(posts_arrive_on_the_loop_thread)
     pthread_t t;
     pthread_create(&t, NULL, poster, &seen);
     while (seen.posts < 100)
-        uv_run(loop_uv(seen.loop), UV_RUN_ONCE);
+        turn_loop(seen.loop);
     pthread_join(t, NULL);
     loop_free(seen.loop);
 }
@@ -121,7 +122,7 @@ START_TEST(io_may_end_in_its_own_callback)
     io_want(&seen.io, UV_READABLE);
     ck_assert_int_eq(write(seen.fds[1], "x", 1), 1);
     while (seen.readable == 0)
-        uv_run(loop_uv(seen.loop), UV_RUN_ONCE);
+        turn_loop(seen.loop);
     uv_run(loop_uv(seen.loop), UV_RUN_NOWAIT);
     ck_assert_int_eq(seen.readable, 1);
     close(seen.fds[0]);

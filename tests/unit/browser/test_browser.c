@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../turn.h"
+
 /* --- messages ------------------------------------------------------------------------------- */
 
 static int scan(const char *text, struct cdp_head *h) { return cdp_scan(text, strlen(text), h); }
@@ -410,7 +412,7 @@ static void ask(struct route_test *t, int port, const char *host, struct client 
     uv_thread_create(&thread, client_thread, c);
     int before = t->done;
     while (t->done == before)
-        uv_run(loop_uv(t->loop), UV_RUN_ONCE);
+        turn_loop(t->loop);
     uv_thread_join(&thread);
 }
 

@@ -3,6 +3,7 @@
 #include "code/run.h"
 
 #include "../check_main.h"
+#include "../turn.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -26,11 +27,7 @@ struct world {
 
 static void turn(struct world *w)
 {
-    struct timer tick;
-    timer_init(&tick, w->loop, (void (*)(void *))timer_stop, &tick);
-    timer_start(&tick, 5);
-    uv_run(loop_uv(w->loop), UV_RUN_ONCE);
-    timer_stop(&tick);
+    turn_loop(w->loop);
 }
 
 static void turn_until(struct world *w, const int *what)

@@ -1,5 +1,6 @@
 #include "process/table.h"
 #include "../check_main.h"
+#include "../turn.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -75,11 +76,7 @@ static const struct proc_ops ops = {
 
 static void turn(struct run *r)
 {
-    struct timer tick;
-    timer_init(&tick, r->loop, (void (*)(void *))timer_stop, &tick);
-    timer_start(&tick, 5);
-    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
-    timer_stop(&tick);
+    turn_loop(r->loop);
 }
 
 static void run_init(struct run *r)

@@ -1,5 +1,6 @@
 #include "process/spawn.h"
 #include "../check_main.h"
+#include "../turn.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -53,14 +54,9 @@ static void run_init(struct run *r)
     ck_assert_ptr_nonnull(r->s);
 }
 
-/* UV_RUN_ONCE may run a timer first and then wait for ever: a tick bounds it. */
 static void turn(struct run *r)
 {
-    struct timer tick;
-    timer_init(&tick, r->loop, (void (*)(void *))timer_stop, &tick);
-    timer_start(&tick, 5);
-    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
-    timer_stop(&tick);
+    turn_loop(r->loop);
 }
 
 static void run_done(struct run *r)

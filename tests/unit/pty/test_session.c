@@ -1,6 +1,7 @@
 #include "pty/session.h"
 
 #include "../check_main.h"
+#include "../turn.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -61,11 +62,7 @@ static const struct pty_viewer_ops eye_ops = {eye_ready, eye_full, eye_lost};
 
 static void turn(struct world *w)
 {
-    struct timer tick;
-    timer_init(&tick, w->loop, (void (*)(void *))timer_stop, &tick);
-    timer_start(&tick, 5);
-    uv_run(loop_uv(w->loop), UV_RUN_ONCE);
-    timer_stop(&tick);
+    turn_loop(w->loop);
 }
 
 #define turn_until(w, cond)                                                                        \
