@@ -125,6 +125,13 @@ static ptrdiff_t last_group(struct base64_reader *r, const uint8_t *g, uint8_t *
     return 3 - (ptrdiff_t)pad;
 }
 
+/* Keeps a character of an unfinished group. */
+static bool hold(struct base64_reader *r, uint8_t c)
+{
+    r->held[r->n_held++] = c;
+    return !(digit_value(c) & BAD) || c == '=';
+}
+
 ptrdiff_t base64_read(struct base64_reader *r, const char *text, size_t len, uint8_t *out)
 {
     const uint8_t *in = (const uint8_t *)text, *end = in + len;
@@ -132,7 +139,8 @@ ptrdiff_t base64_read(struct base64_reader *r, const char *text, size_t len, uin
     if (len > 0 && r->ended)
         return -1;
     while (r->n_held > 0 && in < end) {
-        r->held[r->n_held++] = *in++;
+        if (!hold(r, *in++))
+            return -1;
         if (r->n_held < 4)
             continue;
         r->n_held = 0;
@@ -162,8 +170,10 @@ ptrdiff_t base64_read(struct base64_reader *r, const char *text, size_t len, uin
         out += 3;
         in += 4;
     }
-    while (in < end)
-        r->held[r->n_held++] = *in++;
+    while (in < end) {
+        if (!hold(r, *in++))
+            return -1;
+    }
     return out - start;
 }
 

@@ -11,7 +11,8 @@ struct base64_reader {
     bool ended; /* padding was seen: nothing may follow */
 };
 
-/* Decodes len characters into out (room for len / 4 * 3 + 3 bytes). Returns the bytes written, or -1. */
+/* Decodes len characters into out (room for len / 4 * 3 + 3 bytes). Returns the bytes written, or -1 as
+ * soon as a character is seen that can't stand there. */
 ptrdiff_t base64_read(struct base64_reader *r, const char *text, size_t len, uint8_t *out);
 
 /* Was the text whole? */

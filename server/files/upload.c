@@ -411,35 +411,53 @@ static int put_escape(struct upload *u, struct abx_error *err)
     return put_base64(u, &c, 1, err);
 }
 
+/* A piece of content up to its quote, an escape or its end. Returns the bytes used, or -1. */
+static ptrdiff_t content_piece(struct upload *u, const char *data, size_t len, struct abx_error *err)
+{
+    const char *quote = memchr(data, '"', len);
+    size_t end = quote ? (size_t)(quote - data) : len;
+    const char *slash = memchr(data, '\\', end);
+    if (slash)
+        end = (size_t)(slash - data);
+    if (put_base64(u, data, end, err) < 0)
+        return -1;
+    if (slash) {
+        u->escape[0] = '\\';
+        u->n_escape = 1;
+    } else if (quote) {
+        if (!base64_whole(&u->base64))
+            return abx_fail(err, E_VALUE, 0, "Invalid base64: the last group is incomplete");
+        u->place = AT_COMMA;
+    }
+    return (ptrdiff_t)(end + (quote || slash));
+}
+
 /* Content until its closing quote. Returns the bytes used, or -1. */
 static ptrdiff_t content(struct upload *u, const char *data, size_t len, struct abx_error *err)
 {
     size_t i = 0;
-    while (i < len) {
+    while (i < len && u->place == IN_CONTENT) {
         if (u->n_escape > 0) {
             u->escape[u->n_escape++] = data[i++];
             if (u->n_escape == (u->escape[1] == 'u' ? 6 : 2) && put_escape(u, err) < 0)
                 return -1;
             continue;
         }
-        const char *quote = memchr(data + i, '"', len - i);
-        size_t end = quote ? (size_t)(quote - data) : len;
-        const char *slash = memchr(data + i, '\\', end - i);
-        if (slash)
-            end = (size_t)(slash - data);
-        if (put_base64(u, data + i, end - i, err) < 0)
-            return -1;
-        i = end;
-        if (slash) {
-            u->escape[0] = '\\';
-            u->n_escape = 1;
-            i++;
-        } else if (quote) {
-            if (!base64_whole(&u->base64))
-                return abx_fail(err, E_VALUE, 0, "Invalid base64: the last group is incomplete");
-            u->place = AT_COMMA;
-            return (ptrdiff_t)i + 1;
+        /* Most pieces are digits and nothing else, which decoding finds out by itself. */
+        size_t n = len - i < DECODE_PIECE ? len - i : DECODE_PIECE;
+        struct base64_reader before = u->base64;
+        ptrdiff_t got = base64_read(&u->base64, data + i, n, u->decoded);
+        if (got >= 0) {
+            if (put(u, u->decoded, (size_t)got, err) < 0)
+                return -1;
+            i += n;
+            continue;
         }
+        u->base64 = before;
+        got = content_piece(u, data + i, n, err);
+        if (got < 0)
+            return -1;
+        i += (size_t)got;
     }
     return (ptrdiff_t)i;
 }

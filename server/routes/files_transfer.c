@@ -1,7 +1,7 @@
 /* Uploads and downloads.
  *
- * An upload's bytes are read by the loop straight into one of two buffers; a worker decodes, hashes
- * and writes one while the other fills. A download's base64 is made piece by piece on a worker
+ * An upload's bytes are read by the loop straight into one of a few buffers; a worker decodes, hashes
+ * and writes those that are full meanwhile. A download's base64 is made piece by piece on a worker
  * while the piece before is being sent; raw bytes go out by sendfile. */
 
 #include "routes/files_internal.h"
@@ -19,6 +19,7 @@
 
 #include <errno.h>
 #include <nettle/sha2.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -29,33 +30,47 @@
 #define DOWNLOAD_BYTES (4096 * (int64_t)MIB)
 #define JSON_BYTES (10 * (int64_t)MIB)
 #define HASHED_BYTES (64 * (int64_t)MIB) /* larger raw uploads are hashed when asked only */
-#define RECEIVE_BUFFER (256 * KIB)
+#define RECEIVE_BUFFER (512 * KIB)
+#define RECEIVE_BUFFERS 3
 #define SEND_PIECE (192 * KIB)  /* of file bytes; a multiple of 3 */
 #define VIRTUAL_FILE (16 * MIB) /* of a file whose size the kernel does not tell */
 
 /* === uploads
  * ======================================================================================== */
 
+/* The loop fills one buffer after the other, a worker empties them in the same order; neither waits for the other while
+ * there is a buffer for it. */
 struct receiver {
     struct req *req;
     struct upload *upload;
-    struct buf bufs[2];
-    int filling;      /* which of them */
-    size_t room;      /* bytes of a buffer that is full */
-    int64_t body_max; /* bytes of the whole body (JSON form) */
+    struct buf bufs[RECEIVE_BUFFERS];
+    unsigned filling, next; /* indices: the loop's, the worker's */
+    size_t room;            /* bytes of a buffer that is full */
+    int64_t body_max;       /* bytes of the whole body (JSON form) */
     int64_t seen, limit;
     bool unpack; /* the content is an archive: files_unpack goes on with it */
-    bool busy, ended, gone, over, failed, finishing;
-    int rc; /* of the worker, read when it is back */
-    struct abx_error err;
+    bool busy, gone, over, dead;
+    pthread_mutex_t lock; /* for the six that follow */
+    unsigned full;        /* buffers filled and not yet emptied */
+    bool ended;           /* no further buffer will come */
+    bool waiting;         /* the loop has no buffer to fill */
+    bool posted;          /* and a message that it has one again is on its way */
+    bool finished;
+    int rc;
+    struct abx_error err; /* the worker's while busy */
     struct upload_result result;
 };
 
 static void receiver_free(struct receiver *r)
 {
+    if (r->posted) { /* room_again comes yet, and does it */
+        r->dead = true;
+        return;
+    }
     upload_free(r->upload);
-    buf_done(&r->bufs[0]);
-    buf_done(&r->bufs[1]);
+    for (size_t i = 0; i < RECEIVE_BUFFERS; i++)
+        buf_done(&r->bufs[i]);
+    pthread_mutex_destroy(&r->lock);
     struct req *req = r->req;
     free(r);
     req_unref(req);
@@ -70,26 +85,64 @@ static void receiver_fail(struct receiver *r)
     receiver_free(r);
 }
 
-static void feed_on_worker(void *data)
+static void room_again(void *data)
 {
     struct receiver *r = data;
-    struct buf *b = &r->bufs[!r->filling];
-    r->rc = upload_feed(r->upload, b->data, b->len, &r->err);
-    if (r->rc == 0 && r->finishing)
-        r->rc = upload_finish(r->upload, &r->result, &r->err);
+    pthread_mutex_lock(&r->lock);
+    r->posted = false;
+    pthread_mutex_unlock(&r->lock);
+    if (r->dead)
+        receiver_free(r);
+    else
+        req_body_resume(r->req);
 }
 
-static void fed(void *data);
-
-/* Hands the filled buffer to a worker. */
-static void hand_over(struct receiver *r)
+/* Empties what is full, and finishes the upload when that was all. Called and returns with the lock held. */
+static void empty_buffers(struct receiver *r)
 {
-    r->filling = !r->filling;
+    while (r->full > 0) {
+        struct buf *b = &r->bufs[r->next];
+        pthread_mutex_unlock(&r->lock);
+        int rc = upload_feed(r->upload, b->data, b->len, &r->err);
+        buf_reset(b);
+        r->next = (r->next + 1) % RECEIVE_BUFFERS;
+        pthread_mutex_lock(&r->lock);
+        r->rc = rc;
+        if (rc < 0)
+            return;
+        r->full--;
+        if (r->waiting) {
+            r->waiting = false;
+            r->posted = true;
+            loop_post(req_loop(r->req), room_again, r);
+        }
+    }
+    if (!r->ended)
+        return;
+    pthread_mutex_unlock(&r->lock);
+    int rc = upload_finish(r->upload, &r->result, &r->err);
+    pthread_mutex_lock(&r->lock);
+    r->rc = rc;
+    r->finished = rc == 0;
+}
+
+static void empty_on_worker(void *data)
+{
+    struct receiver *r = data;
+    pthread_mutex_lock(&r->lock);
+    empty_buffers(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void emptied(void *data);
+
+/* Has a worker empty what is full; nothing else of this upload runs. */
+static void start_worker(struct receiver *r)
+{
     r->busy = true;
-    r->finishing = r->ended;
-    if (req_work(r->req, WORK_SHORT, feed_on_worker, fed, r, &r->err) < 0) {
+    if (req_work(r->req, WORK_SHORT, empty_on_worker, emptied, r, &r->err) < 0) {
         r->busy = false;
-        r->failed = true;
+        receiver_fail(r);
     }
 }
 
@@ -122,50 +175,55 @@ static void too_large(struct receiver *r)
     abx_fail(&r->err, E_TOO_LARGE, 0, "Request body too large; limit is %lld",
              (long long)r->body_max);
     r->limit = r->body_max;
-    r->failed = true;
+    receiver_fail(r);
 }
 
 static void left(struct receiver *r)
 {
     abx_fail(&r->err, E_CANCELLED, 0, "the client left during the upload");
-    r->failed = true;
+    receiver_fail(r);
 }
 
-static void fed(void *data)
+static void emptied(void *data)
 {
     struct receiver *r = data;
     r->busy = false;
-    buf_reset(&r->bufs[!r->filling]);
-    r->failed = r->rc < 0;
-    if (!r->failed && r->over) {
-        too_large(r);
-    } else if (!r->failed && r->gone && !r->finishing) {
-        left(r);
-    }
-    if (r->failed) {
+    pthread_mutex_lock(&r->lock);
+    bool more = r->full > 0 || r->ended, finished = r->finished;
+    int rc = r->rc;
+    pthread_mutex_unlock(&r->lock);
+    if (rc < 0)
         receiver_fail(r);
-        return;
-    }
-    if (r->finishing) {
+    else if (finished)
         receiver_done(r);
-        return;
-    }
-    if (r->ended || r->bufs[r->filling].len >= r->room) {
-        hand_over(r);
-        if (r->failed) {
-            receiver_fail(r);
-            return;
-        }
-    }
-    if (!r->ended)
-        req_body_resume(r->req);
+    else if (r->over)
+        too_large(r);
+    else if (r->gone)
+        left(r);
+    else if (more)
+        start_worker(r);
+}
+
+/* The buffer at hand goes to the worker. */
+static void push(struct receiver *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->full++;
+    r->waiting = r->full == RECEIVE_BUFFERS;
+    bool waiting = r->waiting;
+    pthread_mutex_unlock(&r->lock);
+    r->filling = (r->filling + 1) % RECEIVE_BUFFERS;
+    if (waiting)
+        req_body_pause(r->req);
+    if (!r->busy)
+        start_worker(r);
 }
 
 static void *receive_buffer(void *owner, size_t *ret_size)
 {
     struct receiver *r = owner;
     struct buf *b = &r->bufs[r->filling];
-    if (b->len >= r->room || !buf_reserve(b, r->room - b->len))
+    if (!buf_reserve(b, r->room - b->len))
         return NULL;
     *ret_size = r->room - b->len;
     return b->data + b->len;
@@ -175,56 +233,40 @@ static int receive_data(void *owner, const char *data, size_t len, struct abx_er
 {
     struct receiver *r = owner;
     struct buf *b = &r->bufs[r->filling];
-    if (r->failed) { /* req_work failed; nothing runs */
-        *err = r->err;
-        receiver_free(r);
-        return -1;
-    }
     r->seen += (int64_t)len;
     if (b->data && data == b->data + b->len && b->cap - b->len >= len)
         b->len += len; /* read straight into it */
     else
         buf_add(b, data, len);
     if (b->failed || r->seen > r->body_max) {
-        r->over = r->ended = true;
-        if (r->busy) { /* reported when the worker is back */
+        r->over = true;
+        if (r->busy) /* reported when the worker is back */
             req_body_pause(r->req);
-            return 0;
-        }
-        too_large(r);
-        receiver_fail(r);
-        return 0;
+        else
+            too_large(r);
+    } else if (b->len >= r->room) {
+        push(r);
     }
-    if (b->len < r->room)
-        return 0;
-    if (r->busy)
-        req_body_pause(r->req);
-    else
-        hand_over(r);
     return 0;
 }
 
 static void receive_end(void *owner)
 {
     struct receiver *r = owner;
+    pthread_mutex_lock(&r->lock);
     r->ended = true;
-    if (r->busy)
-        return;
-    if (!r->failed)
-        hand_over(r);
-    if (r->failed) /* hand_over could not: nothing runs */
-        receiver_fail(r);
+    r->full += r->bufs[r->filling].len > 0;
+    pthread_mutex_unlock(&r->lock);
+    if (!r->busy)
+        start_worker(r);
 }
 
 static void receive_gone(void *owner)
 {
     struct receiver *r = owner;
     r->gone = true;
-    if (r->busy)
-        return;
-    if (!r->failed)
+    if (!r->busy)
         left(r);
-    receiver_fail(r);
 }
 
 bool type_is(const char *header, const char *type)
@@ -289,6 +331,7 @@ int files_receive(struct req *req, enum receive_form form, enum receive_use use,
     r->unpack = use == RECEIVE_ARCHIVE;
     r->limit = opt.max_bytes;
     r->body_max = raw ? INT64_MAX : body_max;
+    pthread_mutex_init(&r->lock, NULL);
     r->room = length >= 0 && length < RECEIVE_BUFFER ? (size_t)length + 1 : RECEIVE_BUFFER;
     static const struct body_sink sink = {
         .buffer = receive_buffer, .data = receive_data, .end = receive_end, .gone = receive_gone};

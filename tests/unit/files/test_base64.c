@@ -96,6 +96,22 @@ START_TEST(each_digit_is_known_at_each_place)
 }
 END_TEST
 
+START_TEST(a_wrong_character_is_refused_at_once)
+{
+    for (size_t before = 0; before < 40; before++) {
+        char text[40];
+        uint8_t out[40];
+        memset(text, 'q', sizeof text);
+        struct base64_reader r = {0};
+        ck_assert_int_ge(base64_read(&r, text, before, out), 0);
+        ck_assert_int_eq(base64_read(&r, "\"", 1, out), -1);
+        struct base64_reader whole = {0};
+        text[before] = '"';
+        ck_assert_int_eq(base64_read(&whole, text, before + 1, out), -1);
+    }
+}
+END_TEST
+
 START_TEST(padding_ends_the_text)
 {
     uint8_t back[64];
@@ -108,4 +124,5 @@ START_TEST(padding_ends_the_text)
 }
 END_TEST
 
-TEST_MAIN("base64", every_length_goes_both_ways, each_digit_is_known_at_each_place, padding_ends_the_text)
+TEST_MAIN("base64", every_length_goes_both_ways, each_digit_is_known_at_each_place,
+          a_wrong_character_is_refused_at_once, padding_ends_the_text)
