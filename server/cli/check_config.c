@@ -139,12 +139,22 @@ static int load_commands(struct host_world *w, const struct settings *s, const s
     return registry_wait(w->registry, err);
 }
 
+static void hosts_stopped(void *data)
+{
+    *(bool *)data = true;
+}
+
 static void host_world_done(struct host_world *w)
 {
+    bool stopped = !w->spawner;
     if (w->registry) {
         registry_stop(w->registry);
         registry_unref(w->registry);
     }
+    if (w->spawner)
+        spawner_stop(w->spawner, 0, hosts_stopped, &stopped);
+    while (!stopped) /* workers still look for what belongs to the hosts: the spawner outlives them */
+        uv_run(loop_uv(w->loop), UV_RUN_ONCE);
     if (w->loop)
         uv_run(loop_uv(w->loop), UV_RUN_NOWAIT); /* what ends a turn later */
     spawner_free(w->spawner);

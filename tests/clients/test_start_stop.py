@@ -152,6 +152,15 @@ def test_a_taken_port_is_named_whichever_it_is():
         ports.give(free)
 
 
+def test_check_config_with_commands_ends_in_order():
+    """Its command host is being ended by a worker when the check is over; side by side, so that workers are late."""
+    commands = os.environ.get("ABX_COMMANDS", os.path.join(os.path.dirname(PROGRAM), "..", "tests", "commands_fixture.so"))
+    for _ in range(5):
+        checks = [subprocess.Popen([PROGRAM, "check-config", "--commands", commands], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                  for _ in range(8)]
+        assert [(check.communicate(timeout=60)[1], check.returncode) for check in checks] == [(b"", 0)] * 8
+
+
 @pytest.mark.parametrize("port", ["0", "99999", "-1", "x", "", "80.5"])
 def test_bad_port_numbers_are_refused(port):
     for flag in ("--port", "--pty-port"):
