@@ -11,7 +11,8 @@
 - docs/endpoints.md is what the table says
 - every scope, error code (server/base/errors.def), limit and parameter of a policy (server/policy/knobs.def) and option of
   the subcommands is in the docs
-- every relative link leads to a file
+- every relative link leads to a file, and its #anchor to a heading there
+- every page can be reached by links from README.md
 """
 
 import pathlib
@@ -25,7 +26,7 @@ COMMON_ENV = {"HOME", "PATH", "TERM"}
 # Read for the libraries and programs that we bring along, not settings of ours.
 FOREIGN_ENV = {"LD_LIBRARY_PATH", "UV_THREADPOOL_SIZE"}
 # Endpoints that the examples of docs/ make themselves.
-EXAMPLE_PATHS = ("/items/", "/ticks", "/notes", "/search")
+EXAMPLE_PATHS = ("/items/", "/ticks", "/countdown/")
 
 
 def read(path: str) -> str:
@@ -101,11 +102,15 @@ def check_endpoints(docs: dict[str, str]) -> list[str]:
         for method, path in sorted(said_paths(body)):
             if (method, path) not in known and not path.startswith(EXAMPLE_PATHS) and path != "/path":
                 wrong.append(f"{page}: {method} {path} is no endpoint")
-        patterns = [re.compile(re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(p)) + "$") for _, _, p in routes()]
-        for path in re.findall(r"(?:localhost|127\.0\.0\.1):900[01](/[^\s'\"?`)#]*)", body):
-            if not any(p.match(path) for p in patterns) and not path.startswith(EXAMPLE_PATHS):
-                wrong.append(f"{page}: {path} in an example is no endpoint")
+        wrong += [f"{page}: {path} in an example is no endpoint" for path in unknown_example_paths(body)]
     return wrong
+
+
+def unknown_example_paths(text: str) -> list[str]:
+    """Paths behind localhost:9000 and :9001 that no endpoint has."""
+    patterns = [re.compile(re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(p)) + "$") for _, _, p in routes()]
+    return [path for path in re.findall(r"(?:localhost|127\.0\.0\.1):900[01](/[^\s'\"?`)#]*)", text)
+            if not any(p.match(path) for p in patterns) and not path.startswith(EXAMPLE_PATHS)]
 
 
 def check_environment(docs: dict[str, str]) -> list[str]:
@@ -140,18 +145,60 @@ def check_names(docs: dict[str, str]) -> list[str]:
     return wrong
 
 
+def linked_pages() -> dict[str, str]:
+    """Every page that a reader may come to: those of pages() and the others of the repository."""
+    others = [*ROOT.glob("*.md"), *(ROOT / "templates").glob("*/README.md"), *(ROOT / "tests").glob("*/README.md")]
+    return pages() | {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in sorted(others)}
+
+
+def anchors(body: str) -> set[str]:
+    """The headings of a page as anchors, the way that GitHub makes them."""
+    found: dict[str, int] = {}
+    for title in re.findall(r"^#+ +(.*?) *$", re.sub(r"^```.*?^```", "", body, flags=re.S | re.M), re.M):
+        name = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-")
+        found[name] = found.get(name, -1) + 1
+    return {name + (f"-{n}" if n else "") for name, times in found.items() for n in range(times + 1)}
+
+
+def links(page: str, body: str) -> list[tuple[str, str]]:
+    """(path from the root, anchor) of every relative link of a page."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", body, flags=re.S | re.M)):
+        if "://" not in target and not target.startswith("mailto:"):
+            path, _, anchor = target.partition("#")
+            whole = (ROOT / page).parent.joinpath(path).resolve() if path else ROOT / page
+            found.append((str(whole.relative_to(ROOT)) if whole.is_relative_to(ROOT) else str(whole), anchor))
+    return found
+
+
 def check_links(docs: dict[str, str]) -> list[str]:
-    wrong = []
-    for page, body in docs.items():
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", body):
-            if "://" not in target and not (ROOT / page).parent.joinpath(target).exists():
-                wrong.append(f"{page}: the link to {target} leads nowhere")
+    wrong, everything = [], linked_pages() | docs
+    for page, body in everything.items():
+        for path, anchor in links(page, body):
+            if not (ROOT / path).exists():
+                wrong.append(f"{page}: the link to {path} leads nowhere")
+            elif anchor and anchor not in anchors(everything.get(path, "")):
+                wrong.append(f"{page}: {path} has no heading #{anchor}")
     return wrong
+
+
+def check_reached(docs: dict[str, str]) -> list[str]:
+    everything = linked_pages() | docs
+    reached, new = set(), {"README.md"}
+    while new:
+        reached |= new
+        new = {path for page in new for path, _ in links(page, everything.get(page, ""))} - reached
+        # A link to a directory leads to the README in it.
+        new |= {f"{path}/README.md" for path in new if f"{path}/README.md" in everything} - reached
+    return [f"{page}: no link leads here from README.md" for page in sorted(set(everything) - reached)]
+
+
+CHECKS = (check_endpoints, check_environment, check_names, check_links, check_reached)
 
 
 def check() -> list[str]:
     docs = pages()
-    return [line for one in (check_endpoints, check_environment, check_names, check_links) for line in one(docs)]
+    return [line for one in CHECKS for line in one(docs)]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ set -eu
 
 build="gcc libc6-dev meson ninja-build pkg-config libuv1-dev libjansson-dev nettle-dev libyaml-dev zlib1g-dev
 libwslay-dev node-llhttp python3 libgit2-dev libarchive-dev libsqlite3-dev libcurl4-openssl-dev"
-tests="check python3 python3-venv git procps curl chromium fonts-dejavu-core nodejs npm"
+tests="check python3 python3-venv git procps curl jq chromium fonts-dejavu-core nodejs npm"
 dist="binutils" # readelf, for the Debian package
 
 want=$build

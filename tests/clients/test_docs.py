@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import check_docs  # noqa: E402
 import pytest  # noqa: E402
 
-CHECKS = [check_docs.check_endpoints, check_docs.check_environment, check_docs.check_names, check_docs.check_links]
+CHECKS = check_docs.CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -24,6 +24,13 @@ def test_what_is_not_documented_is_found():
     nothing = {"README.md": "", "docs/policy.md": "GET /nowhere and [this](gone.md), ABX_SERVER_NO_SUCH_THING"}
     for check in CHECKS:
         assert check(nothing), check.__name__
+
+
+def test_anchors_are_those_of_the_headings():
+    page = "# A b\n## `serve`, and *more*\n## A b\n```\n# no heading\n```\n"
+    assert check_docs.anchors(page) == {"a-b", "serve-and-more", "a-b-1"}
+    page = "[x](#a-b) [y](#gone) [z](policy.md#no-such)"
+    assert len([w for w in check_docs.check_links({"docs/policy.md": "# P", "docs/git.md": page + "\n# A b"}) if w.startswith("docs/git.md")]) == 2
 
 
 def ask(server, method, path, body="{}", **headers):
