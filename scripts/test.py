@@ -21,7 +21,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOGS = os.path.join(ROOT, "build", "test-logs")
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
-REQUIREMENTS = ["pytest", "websockets", "pyyaml", "openai", "playwright", "agent-sandbox-client==0.4.0a6"]
+REQUIREMENTS = ["pytest", "websockets", "pyyaml", "openai", "playwright", "agent-sandbox-client==0.4.0a6",
+                "prometheus-client", "openapi-spec-validator", "schemathesis"]
 SANITIZED = {
     "ABX_SANITIZED": "1",  # bounds on memory do not hold with a sanitizer's own bookkeeping
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:halt_on_error=1:exitcode=99",
@@ -143,7 +144,7 @@ def existing(*paths: str) -> list[str]:
 
 
 def venv() -> None:
-    marker = os.path.join(VENV, "ready-5")
+    marker = os.path.join(VENV, "ready-6")
     if os.path.exists(marker):
         return
     for argv in ([sys.executable, "-m", "venv", VENV], [PYTHON, "-m", "pip", "install", "-q", "--pre", *REQUIREMENTS]):

@@ -3,6 +3,7 @@
 #include "base/crypto.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/num.h"
 #include "base/own.h"
 
@@ -364,6 +365,7 @@ int agents_start(struct agents *ag, struct abx_error *err)
     ag->probes = probes_new(ag);
     if (!ag->hooks || !ag->probes)
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "out of memory");
+    loop_metrics(ag->d.loop)->agent_sessions = ag->n_sessions;
     load_hooks(ag); /* nothing else uses the store yet: the lock is free */
     return 0;
 }

@@ -3,6 +3,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/own.h"
 
 #include <stdio.h>
@@ -67,6 +68,8 @@ struct session *session_add(struct agents *ag, const char *id, const char *owner
         ag->n_hidden++;
     else
         ag->n_sessions++;
+    if (!hidden && loop_on_thread(ag->d.loop)) /* else: agents_start */
+        loop_metrics(ag->d.loop)->agent_sessions++;
     return s;
 }
 
@@ -169,6 +172,8 @@ void session_delete(struct session *s, void (*done)(void *data), void *data)
         ag->n_hidden--;
     else
         ag->n_sessions--;
+    if (!s->hidden)
+        loop_metrics(ag->d.loop)->agent_sessions--;
     /* Nobody finds it from now on, whatever becomes of the rest. */
     store_post(ag->store, "DELETE FROM sessions WHERE rid = ?", "i", s->rid);
     s->refs++; /* the last cancelled turn must not take the session away under us */

@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/own.h"
 #include "base/utf8.h"
 
@@ -652,6 +653,7 @@ void agents_schedule(struct agents *ag)
         struct turn *t = list_entry(ag->waiting.next, struct turn, wait);
         list_remove(&t->wait);
         ag->n_running++;
+        loop_metrics(ag->d.loop)->turns_running++;
         t->state = TURN_STARTING;
         t->status = "in_progress";
         t->started = wall_seconds();
@@ -702,8 +704,17 @@ void turn_over(struct turn *t, const char *status, const char *code, const char 
     list_remove(&t->node);
     list_remove(&t->wait);
     s->n_turns--;
-    if (ran)
+    struct metrics *m = loop_metrics(ag->d.loop);
+    if (ran) {
         ag->n_running--;
+        m->turns_running--;
+    }
+    if (strcmp(status, "completed") == 0)
+        m->turns_completed++;
+    else if (strcmp(status, "failed") == 0)
+        m->turns_failed++;
+    else
+        m->turns_cancelled++;
     if (t->run) {
         runner_free(t->run);
         t->run = NULL;

@@ -23,7 +23,7 @@ static struct {
     pthread_cond_t work, idle;
     struct buf queue;
     bool started, running, writing, people, colour, broken;
-    uint64_t dropped;
+    uint64_t dropped, lost; /* since the last line that says so; since the start */
     enum log_level level;
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER,
            .idle = PTHREAD_COND_INITIALIZER, .level = LOG_INFO};
@@ -33,7 +33,7 @@ static const struct {
 } levels[] = {{"debug", "\033[2m"}, {"info", "\033[32m"}, {"warn", "\033[33m"}, {"error", "\033[31m"}};
 
 /* False when stderr is gone for good. */
-static bool write_all(const char *data, size_t len)
+static bool write_all(const char *data, size_t len, uint64_t *ret_lost)
 {
     while (len > 0) {
         ssize_t n = write(STDERR_FILENO, data, len);
@@ -45,7 +45,10 @@ static bool write_all(const char *data, size_t len)
                 nanosleep(&pause, NULL);
                 continue;
             }
-            return errno == ENOSPC; /* a full disk may have room again later: this piece is lost */
+            bool full = errno == ENOSPC;
+            for (*ret_lost = 0; len > 0; len--)
+                *ret_lost += *data++ == '\n';
+            return full; /* a full disk may have room again later: this piece is lost */
         }
         data += n;
         len -= (size_t)n;
@@ -67,16 +70,18 @@ static void *writer(void *unused)
         state.dropped = 0;
         state.writing = true;
         bool broken = state.broken;
+        uint64_t lost = 0;
         pthread_mutex_unlock(&state.lock);
         if (!broken) {
             if (dropped > 0)
                 buf_addf(&taken, "{\"level\": \"warn\", \"message\": \"%llu log lines were dropped\"}\n",
                          (unsigned long long)dropped);
-            broken = !write_all(taken.data, taken.len);
+            broken = !write_all(taken.data, taken.len, &lost);
         }
         buf_done(&taken);
         pthread_mutex_lock(&state.lock);
         state.broken = broken;
+        state.lost += lost;
         state.writing = false;
         pthread_cond_broadcast(&state.idle);
     }
@@ -92,6 +97,14 @@ void log_start(void)
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
     state.colour = state.people && !(no_color && *no_color) && !(term && strcmp(term, "dumb") == 0);
     state.running = true;
+}
+
+uint64_t log_lost(void)
+{
+    pthread_mutex_lock(&state.lock);
+    uint64_t n = state.lost;
+    pthread_mutex_unlock(&state.lock);
+    return n;
 }
 
 void log_set_level(enum log_level level)
@@ -119,11 +132,13 @@ static void enqueue(const char *line, size_t len)
     if (!state.running) {
         /* Before log_start and after log_stop: straight out (start-up and exit messages). */
         pthread_mutex_unlock(&state.lock);
-        write_all(line, len);
+        uint64_t unused;
+        (void)write_all(line, len, &unused);
         return;
     }
     if (state.broken || state.queue.len + len > QUEUE_BYTES) {
         state.dropped++;
+        state.lost++;
     } else {
         buf_add(&state.queue, line, len);
         ensure_writer();

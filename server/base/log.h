@@ -12,6 +12,7 @@ enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
 void log_start(void);             /* once, from main, before any other thread */
 void log_stop(void);              /* writes what is queued, for at most 200 ms */
+uint64_t log_lost(void);          /* lines that found no room or no reader, since the start */
 void log_set_level(enum log_level level);
 
 void log_msg(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -1,5 +1,7 @@
 #include "base/loop.h"
 
+#include "base/metrics.h"
+
 #include "base/list.h"
 #include "base/own.h"
 
@@ -39,6 +41,8 @@ struct loop {
 
     unsigned long_running, long_max;
     struct list long_waiting;
+
+    struct metrics metrics;
 
     pthread_mutex_t lock; /* guards `posts` */
     struct post *posts, **posts_end;
@@ -344,6 +348,11 @@ void loop_free(struct loop *l)
     pthread_mutex_destroy(&l->lock);
     free(l->heap);
     free(l);
+}
+
+struct metrics *loop_metrics(struct loop *l)
+{
+    return &l->metrics;
 }
 
 uv_loop_t *loop_uv(struct loop *l)

@@ -11,10 +11,12 @@
 enum work_lane { WORK_SHORT, WORK_LONG };
 
 struct loop;
+struct metrics;
 
 struct loop *loop_new(void);
 void loop_free(struct loop *l);
 uv_loop_t *loop_uv(struct loop *l);
+struct metrics *loop_metrics(struct loop *l); /* loop thread */
 
 /* Runs fn(data) on a worker, then done(data) on the loop. fn must not touch loop state.
  * Loop thread only. Returns 0, or -1 when memory is out (neither is called then). */

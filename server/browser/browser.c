@@ -2,6 +2,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/own.h"
 #include "policy/guards.h"
 
@@ -126,6 +127,7 @@ static void fail_everything(struct browser *b, const struct abx_error *err)
 static void tear_down(struct browser *b)
 {
     timer_stop(&b->start_timer);
+    loop_metrics(b->loop)->browser_up = 0;
     b->state = BROWSER_OFF;
     struct cdp *cdp = take_ptr(b->cdp);
     if (cdp) {
@@ -202,13 +204,20 @@ static void on_chrome_failed(void *owner, const struct abx_error *err)
     start_failed(owner, "%s", err->message);
 }
 
+static void crashed(struct browser *b, const char *how)
+{
+    if (b->state != BROWSER_OFF)
+        loop_metrics(b->loop)->browser_crashes++;
+    browser_down(b, how);
+}
+
 static void on_chrome_exited(void *owner, int status)
 {
     struct browser *b = owner;
     if (b->state == BROWSER_STARTING)
         start_died(b, "ended at once");
     else
-        browser_down(b, "the browser has crashed");
+        crashed(b, "the browser has crashed");
 }
 
 static void on_closed(void *owner, const char *why)
@@ -219,7 +228,7 @@ static void on_closed(void *owner, const char *why)
     if (b->state == BROWSER_STARTING)
         start_failed(b, "The browser at ABX_BROWSER_CDP_URL: %s", why);
     else
-        browser_down(b, why);
+        crashed(b, why);
 }
 
 static void on_event(void *owner, const struct cdp_head *h, const char *text, size_t len)
@@ -259,6 +268,8 @@ static void on_attaching(void *data, struct cdp_answer *a)
     }
     timer_stop(&b->start_timer);
     b->state = BROWSER_UP;
+    loop_metrics(b->loop)->browser_up = 1;
+    loop_metrics(b->loop)->browser_starts++;
     b->retried = false;
     log_info("browser: %s is up (pid %d)", b->product, (int)chrome_pid(b->chrome));
     browser_touch(b);

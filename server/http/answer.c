@@ -141,6 +141,7 @@ void answer_send(struct req *r)
     r->sink = NULL;
     struct conn *c = r->conn;
     struct resp *resp = &r->resp;
+    measure_answer(r, resp->status);
     if (!c) { /* the client has left */
         req_complete(r);
         req_unref(r);
@@ -180,6 +181,7 @@ void answer_send(struct req *r)
             ssize_t n = send(c->fd, out->data, out->len, MSG_NOSIGNAL | (has_file && !head ? MSG_MORE : 0));
             if (n > 0)
                 sent = (size_t)n;
+            r->http->metrics->sent += (int64_t)sent;
         }
         buf_add(&c->out, out->data + sent, out->len - sent);
         if (out->cap > 256 * KIB)

@@ -260,6 +260,8 @@ struct conn *conn_new(struct http *h, int fd, enum http_port_kind kind)
     c->parser.data = c;
     list_append(&h->conns, &c->link);
     h->n_conns++;
+    h->metrics->connections++;
+    h->metrics->accepted++;
     list_append(&h->idle, &c->idle_link);
     timer_start(&c->deadline, h->config.head_timeout_ms);
     c->wanted = UV_READABLE | UV_DISCONNECT;
@@ -291,6 +293,7 @@ void conn_close(struct conn *c)
     close(c->fd);
     c->fd = -1;
     h->n_conns--;
+    h->metrics->connections--;
     buf_done(&c->in);
     buf_done(&c->out);
     c->out_at = 0;
@@ -347,6 +350,7 @@ static int write_out(struct conn *c)
             return errno == EAGAIN ? 0 : -1;
         }
         c->out_at += (size_t)n;
+        c->http->metrics->sent += n;
     }
     if (c->out.cap > STREAM_HIGH)
         buf_done(&c->out);
@@ -368,6 +372,8 @@ static int write_out(struct conn *c)
             return -1; /* the file became shorter: the client must see that the answer is not whole */
         c->file_at += n;
         c->file_left -= n;
+        c->http->metrics->sent += n;
+        c->http->metrics->file_read += n;
         turn -= n;
     }
     if (c->file_fd >= 0) {
@@ -945,6 +951,7 @@ static void conn_read(struct conn *c)
         peer_finished(c);
         return;
     }
+    c->http->metrics->received += n;
     if (!direct && c->in.len > 0) {
         struct buf in = c->in;
         c->in = (struct buf)BUF_INIT;

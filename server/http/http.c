@@ -87,6 +87,7 @@ struct http *http_new(const struct http_config *config)
     h->config.idle_timeout_ms = or_default(config->idle_timeout_ms, 120000);
     h->config.write_timeout_ms = or_default(config->write_timeout_ms, 120000);
     h->loop = config->loop;
+    h->metrics = loop_metrics(h->loop);
     list_init(&h->conns);
     list_init(&h->idle);
     list_init(&h->dirty);
@@ -126,6 +127,7 @@ void http_set_site(struct http *h, struct site *s)
 {
     struct site *old = h->site;
     h->site = site_ref(s);
+    measure_site(h, s);
     site_unref(old);
 }
 
@@ -194,6 +196,7 @@ static void accept_ready(void *data, int events)
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         if (!make_room(h)) {
             refuse_connection(fd);
+            h->metrics->turned_away++;
             close(fd);
             continue;
         }
@@ -362,6 +365,7 @@ void http_free(struct http *h)
     uv_run(loop_uv(h->loop), UV_RUN_NOWAIT);
     site_unref(h->site);
     limits_free(h->limits);
+    measure_done(h);
     buf_done(&h->outbuf);
     free(h->scratch);
     free(h);

@@ -31,6 +31,7 @@ size_t site_route_count(const struct site *s);
 const struct route *site_route(const struct site *s, size_t i);
 
 struct http;
+struct metric_writer;
 struct http_config {
     struct loop *loop;
     struct app *app;
@@ -45,6 +46,9 @@ struct http_config {
 struct http *http_new(const struct http_config *config);
 void http_set_site(struct http *h, struct site *s); /* takes a reference of its own */
 struct site *http_site(struct http *h);
+
+/* Requests by endpoint, method and status, and how long they took. Loop thread. */
+void http_write_metrics(const struct http *h, struct metric_writer *w);
 
 /* Binds and listens; several times for several ports. host: name or address, IPv4 and IPv6 ("::" takes both).
  * only_prefix: NULL, or the path that alone is served on this port ("/pty": the terminal port takes any path).

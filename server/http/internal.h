@@ -3,6 +3,7 @@
 
 #include "base/buf.h"
 #include "base/list.h"
+#include "base/metrics.h"
 #include "http/http.h"
 #include "http/target.h"
 
@@ -26,9 +27,14 @@
 #define MAX_PARAMS 4
 #define MAX_NOTED_PATHS 8
 
+struct slot;
+
 struct http {
     struct http_config config;
     struct loop *loop;
+    struct metrics *metrics; /* of the loop */
+    struct slot **slots;     /* by endpoint (http/measure.c); NULL until it is asked for */
+    size_t n_slots;
     struct site *site;
     struct limits *limits;
     struct list conns, idle; /* every connection; those between requests, longest idle first */
@@ -122,6 +128,7 @@ struct resp {
     const char *code; /* for the audit; NULL = none */
     char code_copy[64];
     const struct endpoint *endpoint;
+    uint16_t error; /* 1 + enum error_kind, 0: none */
 };
 
 struct req {
@@ -162,6 +169,8 @@ struct req {
     struct resp resp;
     struct abx_error err; /* of a worker */
     int result;
+    bool in_flight;  /* counted as such */
+    bool measured;   /* counted as answered */
     bool dispatched; /* a handler (or the parsing of its body) was started: it will answer */
     bool answered;  /* req_finish or the like was called */
     bool expect_100;
@@ -176,7 +185,8 @@ struct req {
     char id[24];
     char *noted[MAX_NOTED_PATHS];
     atomic_uint n_noted;
-    uint64_t started_ms;
+    size_t place; /* of its endpoint, in http->slots */
+    uint64_t started_ns; /* mono_ns at the first byte of its head */
 };
 
 /* conn.c */
@@ -209,6 +219,14 @@ void pipeline_refuse(struct req *r, const struct abx_error *err, json_t *fields)
 /* Refusals of the connection layer: no route known. Closes after the answer. */
 void pipeline_bad(struct conn *c, enum error_kind kind, const char *message);
 
+/* measure.c: what GET /metrics tells by endpoint */
+void measure_site(struct http *h, const struct site *s); /* of the first site; without memory nothing is counted */
+size_t measure_slot(const struct http *h, const struct site *s, size_t index); /* of a route */
+void measure_begin(struct req *r);                /* its head is complete */
+void measure_answer(struct req *r, int status);   /* answered; streams and WebSockets: opened */
+void measure_end(struct req *r);                  /* nothing more will be sent; several calls are fine */
+void measure_done(struct http *h);
+
 /* answer.c */
 void answer_send(struct req *r); /* r->resp to the connection */
 void answer_head(struct req *r, struct buf *out, int status, const char *content_type, int64_t length,
@@ -219,8 +237,7 @@ const char *http_date(struct http *h);
 /* site.c */
 enum match { MATCH_NONE, MATCH_OTHER_METHOD, MATCH_OK };
 enum match site_match(struct site *s, enum method method, const char *path, struct req *r, uint32_t *ret_allowed);
-size_t site_index(const struct site *s, const struct route *r);
-const struct route *site_pty_route(const struct site *s);
+const struct route *site_pty_route(const struct site *s, struct req *r); /* notes its place */
 
 /* stream.c */
 void stream_drained(struct stream *s);

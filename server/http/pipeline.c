@@ -294,6 +294,7 @@ static bool refuse_late(struct req *r, const struct abx_error *err)
     r->ws_reason = rows[i].reason;
     snprintf(r->resp.code_copy, sizeof r->resp.code_copy, "%s", err->code);
     r->resp.code = r->resp.code_copy; /* for the audit */
+    r->resp.error = (uint16_t)(err->kind + 1);
     return true;
 }
 
@@ -408,7 +409,7 @@ static bool match(struct req *r)
     const char *upgrade = req_header(r, "upgrade");
     bool websocket = r->method == HTTP_GET && upgrade && header_has_token(upgrade, "websocket");
     if (r->conn->kind == HTTP_PORT_PTY) {
-        r->route = site_pty_route(r->site);
+        r->route = site_pty_route(r->site, r);
         r->rule = r->route ? policy_find(site_policy(r->site), r->route->ep.id) : NULL;
         if (!r->rule) {
             refuse(r, E_NO_ROUTE, "There is no terminal here");
@@ -490,6 +491,7 @@ void pipeline_head(struct req *r)
     struct abx_error err;
     make_id(r);
     r->site = site_ref(r->http->site);
+    measure_begin(r);
     const char *expect = req_header(r, "expect");
     r->expect_100 = expect && !r->http10 && strcasecmp(expect, "100-continue") == 0;
     if (r->target_len == 1 && r->head.data[0] == '*' && r->method == HTTP_OPTIONS)

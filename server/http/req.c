@@ -35,7 +35,7 @@ struct req *req_new(struct conn *c)
     r->http = h;
     r->conn = c;
     r->content_length = -1;
-    r->started_ms = loop_now(h->loop);
+    r->started_ns = mono_ns();
     resp_init(&r->resp);
     return r;
 }
@@ -43,6 +43,7 @@ struct req *req_new(struct conn *c)
 static void req_free(struct req *r)
 {
     struct http *h = r->http;
+    measure_end(r);
     if (r->content_length >= TRIM_BODY && !h->stopping && !timer_running(&h->trim))
         timer_start(&h->trim, TRIM_AFTER_MS);
     limits_release(r->slot);
@@ -527,6 +528,7 @@ int resp_error(struct resp *resp, const struct abx_error *what, json_t *fields)
     if (extra)
         json_object_update(body, extra);
     resp->status = what->status;
+    resp->error = (uint16_t)(what->kind + 1);
     resp->has_content_type = false;
     if (what->code) {
         snprintf(resp->code_copy, sizeof resp->code_copy, "%s", what->code);
@@ -659,6 +661,7 @@ static void audit(struct req *r)
 
 void req_complete(struct req *r)
 {
+    measure_end(r);
     audit(r);
     limits_release(r->slot);
     r->slot = NULL;

@@ -29,6 +29,7 @@ struct site {
     struct pattern *patterns;
     size_t n_patterns;
     const struct route *pty;
+    size_t pty_index;
 };
 
 static uint32_t hash_path(const char *s)
@@ -153,8 +154,10 @@ int site_new(const struct route *const *routes, size_t n, struct policy *policy,
             s->patterns[s->n_patterns++] = (struct pattern){
                 .index = i, .segments = count_segments(path), .first_len = path[1] == '{' ? 0 : first};
         }
-        if (strcmp(routes[i]->ep.id, "pty_connect") == 0)
+        if (strcmp(routes[i]->ep.id, "pty_connect") == 0) {
             s->pty = routes[i];
+            s->pty_index = i;
+        }
     }
     s->policy = policy_ref(policy);
     s->free_owner = free_owner;
@@ -204,8 +207,10 @@ const struct route *site_route(const struct site *s, size_t i)
     return s->routes[i];
 }
 
-const struct route *site_pty_route(const struct site *s)
+const struct route *site_pty_route(const struct site *s, struct req *r)
 {
+    if (s->pty)
+        r->place = measure_slot(r->http, s, s->pty_index);
     return s->pty;
 }
 
@@ -284,6 +289,7 @@ enum match site_match(struct site *s, enum method method, const char *path, stru
     if (best == s->n)
         return allowed ? MATCH_OTHER_METHOD : MATCH_NONE;
     r->route = s->routes[best];
+    r->place = measure_slot(r->http, s, best);
     const char *rule_of = r->route->ep.rule_of;
     r->rule = rule_of ? policy_find(s->policy, rule_of) : policy_rule(s->policy, best);
     r->n_params = 0;

@@ -55,6 +55,7 @@ static struct stream *open_stream(struct req *r, const char *content_type, int64
     r->answered = true;
     r->sink = NULL;
     r->on_gone = NULL;
+    measure_answer(r, r->resp.status);
     if (!c) {
         loop_post(r->http->loop, nobody_listens, s); /* takes the handler's reference */
         req_complete(r);
@@ -79,8 +80,10 @@ static struct stream *open_stream(struct req *r, const char *content_type, int64
     c->state = CONN_BUSY;
     c->stream = s;
     s->last_write = loop_now(r->http->loop);
-    if (sse)
+    if (sse) {
         timer_start(&s->heartbeat, HEARTBEAT_MS);
+        r->http->metrics->streams++;
+    }
     conn_flush_later(c);
     if (c->half_closed || atomic_load(&r->gone)) {
         /* It left before the stream began: tell the producer soon, not from within this call. */
@@ -209,6 +212,7 @@ static void beat(void *data)
 /* Takes the stream off its connection. */
 static void detach(struct stream *s)
 {
+    s->req->http->metrics->streams -= s->sse;
     timer_done(&s->heartbeat);
     s->conn->stream = NULL;
     s->conn = NULL;
@@ -264,6 +268,7 @@ void stream_drained(struct stream *s)
 void stream_gone(struct stream *s)
 {
     struct req *r = s->req;
+    r->http->metrics->streams -= s->sse;
     timer_done(&s->heartbeat);
     atomic_store(&r->gone, true);
     req_complete(r);

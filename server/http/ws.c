@@ -415,6 +415,8 @@ struct ws *ws_accept(struct req *r, const struct ws_options *opt, const struct w
     buf_add(&c->out, "\r\n", 2);
     r->answered = true;
     r->resp.status = 101;
+    measure_answer(r, 101);
+    r->http->metrics->websockets++;
     r->on_gone = NULL;
     c->ws = ws;
     if (opt->ping_ms)
@@ -547,6 +549,7 @@ void ws_gone(struct ws *ws)
 {
     struct req *r = ws->req;
     ws->conn = NULL;
+    r->http->metrics->websockets--;
     timer_done(&ws->ping);
     timer_done(&ws->close_wait);
     r->conn = NULL;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/list.h"
+#include "base/metrics.h"
 #include "base/own.h"
 
 #define READS_PER_TURN 4
@@ -52,7 +53,7 @@ struct proc {
     struct timer stall, deadline, linger, give_up;
     uint64_t timeout_ms;
     int exit_code;
-    bool started, leader_ended, paused, discard, killed, linger_over, kill_at_start, no_grace;
+    bool started, leader_ended, paused, discard, killed, linger_over, kill_at_start, no_grace, kill_counted;
     uint32_t grace_ms;
     unsigned busy; /* calls to the owner in progress: no release meanwhile */
     bool ended;
@@ -296,8 +297,17 @@ static void terminate(struct proc *p, uint32_t grace_ms)
     timer_start(&p->give_up, grace_ms + GIVE_UP_MS);
 }
 
+/* For GET /metrics: the first reason is the one. */
+static void count_kill(struct proc *p, int64_t *counter)
+{
+    if (!p->leader_ended && !p->kill_counted)
+        (*counter)++;
+    p->kill_counted = true;
+}
+
 void proc_kill(struct proc *p, uint32_t grace_ms)
 {
+    count_kill(p, &loop_metrics(p->loop)->killed_other);
     terminate(p, grace_ms);
     if (p->leader_ended && p->linger_over)
         drain(p); /* it was only held up by a pause */
@@ -308,6 +318,7 @@ void proc_cancel(struct proc *p, uint32_t grace_ms)
     p->ops = NULL;
     p->owner = NULL;
     drop_writes(p, EPIPE);
+    count_kill(p, &loop_metrics(p->loop)->killed_other);
     terminate(p, grace_ms);
     if (p->leader_ended)
         end(p);
@@ -318,6 +329,7 @@ static void deadline_fired(void *data)
     struct proc *p = data;
     if (p->leader_ended)
         return; /* it made it; only its pipes are not empty yet */
+    count_kill(p, &loop_metrics(p->loop)->killed_timeout);
     terminate(p, PROC_GRACE_MS);
     if (p->ops && p->ops->timed_out) {
         enter(p);

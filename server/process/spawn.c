@@ -37,6 +37,7 @@
 
 #include "base/list.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/own.h"
 #include "process/cgroup.h"
 #include "process/tree.h"
@@ -571,6 +572,20 @@ static void give_back(struct spawner *s, unsigned cgroup, enum cgroup_state stat
     s->tree_jobs += s->tidying;
 }
 
+/* For GET /metrics. */
+static void count_end(struct spawner *s, int status)
+{
+    struct metrics *m = loop_metrics(s->loop);
+    s->running--;
+    m->programs--;
+    if (WIFSIGNALED(status))
+        m->ended_signal++;
+    else if (WEXITSTATUS(status) == 0)
+        m->ended_zero++;
+    else
+        m->ended_nonzero++;
+}
+
 /* It has ended (or this is a false alarm): sweep if that is due, then reap and tell. */
 static void child_check(struct child *c)
 {
@@ -595,7 +610,7 @@ static void child_check(struct child *c)
     give_back(c->s, c->cgroup, c->killed ? CGROUP_KILLED : CGROUP_USED);
     list_remove(&c->link);
     if (!c->helper)
-        c->s->running--;
+        count_end(c->s, status);
     unwatch(c);
     timer_stop(&c->kill_timer);
     if (c->free_after) {
@@ -712,12 +727,17 @@ static void job_done(void *data)
                             .sweep = j->sweep,
                             .tty = j->tty != NULL};
         list_append(&s->children, &c->link);
-        if (!c->helper)
+        if (!c->helper) {
             s->running++;
+            loop_metrics(s->loop)->programs++;
+            loop_metrics(s->loop)->programs_started++;
+        }
         timer_init(&c->kill_timer, s->loop, kill_now, c);
         if (c->pidfd >= 0)
             (void)io_want(&c->io, UV_READABLE);
     }
+    if (!c && !j->helper)
+        loop_metrics(s->loop)->programs_failed++;
     job_free(j);
     if (s->reap_again && !timer_running(&s->reap_timer))
         timer_start(&s->reap_timer, 0);

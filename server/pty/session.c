@@ -20,6 +20,7 @@
 
 #include "base/buf.h"
 #include "base/crypto.h"
+#include "base/metrics.h"
 #include "base/own.h"
 #include "pty/frame.h"
 #include "pty/ring.h"
@@ -348,6 +349,7 @@ static void on_exited(void *data, struct child *child, int status)
     s->child = NULL;
     child_free(child, false);
     s->table->alive--;
+    loop_metrics(s->table->loop)->pty_sessions--;
     s->paused = false;
     timer_stop(&s->stall_timer);
     timer_start(&s->timer, DRAIN_MS);
@@ -379,6 +381,8 @@ static void on_started(void *data, struct child *child, int sys)
     s->pid = child_pid(child);
     s->listed = true;
     list_append(&t->sessions, &s->link);
+    loop_metrics(t->loop)->pty_sessions++;
+    loop_metrics(t->loop)->pty_created++;
     restart_idle(s);
     want(s);
     created(created_data, s, 0);
@@ -571,6 +575,7 @@ struct pty_viewer *pty_viewer_open(struct pty_session *s, uint64_t from, const s
     }
     list_append(&s->viewers, &v->link);
     s->n_viewers++;
+    loop_metrics(s->table->loop)->pty_clients++;
     restart_idle(s);
     update_pause(s);
     return v;
@@ -583,6 +588,7 @@ void pty_viewer_close(struct pty_viewer *v)
     struct pty_session *s = v->session;
     list_remove(&v->link);
     s->n_viewers--;
+    loop_metrics(s->table->loop)->pty_clients--;
     free(v);
     restart_idle(s);
     update_pause(s);

@@ -1,6 +1,7 @@
 #include "registry/host.h"
 
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/own.h"
 #include "base/utf8.h"
 
@@ -258,6 +259,7 @@ static void replace(struct host_proc *p, const char *why)
     if (h->stopping || h->next || p != h->current)
         return;
     log_warn("commands %s: the command host is replaced: %s", h->label, why);
+    loop_metrics(h->opt.loop)->host_replaced++;
     start_proc(h, &h->next);
 }
 
@@ -864,6 +866,7 @@ static void on_exited(void *owner, struct child *child, int status)
     if (p->log_fd >= 0)
         on_log(p, UV_READABLE);
     p->status = status;
+    loop_metrics(h->opt.loop)->hosts--;
     was_loading = was_loading && p->state == PROC_LOADING;
     bool in_flight = p->n_calls > 0, steady = was_ready && mono_ms() - p->started_ms > STEADY_MS;
     p->state = PROC_ENDED;
@@ -888,6 +891,7 @@ static void on_exited(void *owner, struct child *child, int status)
         const char *one = !list_empty(&p->calls) ? list_entry(p->calls.next, struct host_call, link)->name : "no call";
         end_error(p, one, &err, fields);
         log_error("commands %s: %s; it is started again", h->label, err.message);
+        loop_metrics(h->opt.loop)->host_crashes++;
     }
     if (was_current || was_loading)
         restart(h, was_ready && (in_flight || steady));
@@ -907,6 +911,7 @@ static void on_started(void *owner, struct child *child, int sys)
     close(take_fd(&p->child_fd));
     close(take_fd(&p->child_log_fd));
     p->child = child;
+    loop_metrics(h->opt.loop)->hosts += child != NULL;
     if (child && (h->stopping || p->state == PROC_DRAINING))
         kill_proc(p);
     if (child)

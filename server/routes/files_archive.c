@@ -5,6 +5,7 @@
 #include "routes/table.h"
 
 #include "base/json.h"
+#include "base/metrics.h"
 #include "base/module.h"
 #include "base/own.h"
 #include "files/archive.h"
@@ -218,6 +219,7 @@ static void unpacked(void *data)
         fail_with_limit(req, &u->err, unpacked_limit(req));
     } else if (u->rc == 0) {
         req_note_path(req, u->result.path);
+        loop_metrics(req_loop(req))->file_written += u->result.bytes;
         u->rc = resp_value(req_resp(req),
                            json_pack("{s:o, s:I, s:I, s:I}", "path", json_text(u->result.path),
                                      "entries", (json_int_t)u->result.entries, "bytes",

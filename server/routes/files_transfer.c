@@ -9,6 +9,7 @@
 
 #include "base/crypto.h"
 #include "base/json.h"
+#include "base/metrics.h"
 #include "base/num.h"
 #include "base/own.h"
 #include "files/base64.h"
@@ -161,6 +162,7 @@ static void receiver_done(struct receiver *r)
         answer = NULL;
     }
     req_note_path(r->req, r->result.path);
+    loop_metrics(req_loop(r->req))->file_written += r->result.bytes;
     struct abx_error err;
     if (resp_value(req_resp(r->req), answer, &err) < 0)
         req_fail(r->req, &err);
@@ -438,6 +440,7 @@ struct sender {
 
 static void sender_free(struct sender *s)
 {
+    loop_metrics(req_loop(s->req))->file_read += s->done;
     close(s->fd);
     buf_done(&s->piece);
     free(s->data);
@@ -742,8 +745,11 @@ static void download_done(void *data)
         req_fail(req, &d->op.err);
     else if (!d->raw && d->head.data)
         send_base64(req, &d->fd, d->size, &d->head, "");
-    else
+    else {
+        if (!d->raw)
+            loop_metrics(req_loop(req))->file_read += d->size;
         req_finish(req);
+    }
     buf_done(&d->head);
     if (d->fd >= 0)
         close(d->fd);
