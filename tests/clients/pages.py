@@ -204,7 +204,13 @@ in_background() { # what a reader would leave running in another terminal; comes
     server=$!
     echo "$server" >>"$OUT/servers"
     until "$BIN/abx-server" healthcheck; do
-        kill -0 "$server" 2>>"$OUT/shell.log" || { echo "the server did not start:"; tail -5 "$OUT/server.log"; return 1; } >&2
+        if ! kill -0 "$server" 2>>"$OUT/shell.log"; then
+            status=0
+            wait "$server" || status=$?
+            server=
+            { echo "the server did not start, status $status:"; tail -5 "$OUT/server.log"; } >&2
+            return $((status == 0 ? 1 : status))
+        fi
         sleep 0.02
     done
 }
