@@ -57,6 +57,12 @@ static int add(struct dir *d, const char *name, uint8_t type)
 
 int dir_read(struct dir *d, int fd, bool (*stop)(void *data, size_t so_far), void *data)
 {
+    return dir_read_some(d, fd, NULL, stop, data);
+}
+
+int dir_read_some(struct dir *d, int fd, bool (*keep)(void *data, const char *name, uint8_t type),
+                  bool (*stop)(void *data, size_t so_far), void *data)
+{
     _Alignas(struct dirent64) char raw[READ_BYTES];
     for (;;) {
         long got = syscall(SYS_getdents64, fd, raw, sizeof raw);
@@ -69,6 +75,8 @@ int dir_read(struct dir *d, int fd, bool (*stop)(void *data, size_t so_far), voi
             at += e->d_reclen;
             const char *name = e->d_name;
             if (name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0')))
+                continue;
+            if (keep && !keep(data, name, e->d_type))
                 continue;
             if (add(d, name, e->d_type) < 0)
                 return -1;

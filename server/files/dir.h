@@ -28,6 +28,9 @@ void dir_reset(struct dir *d); /* keeps the memory */
 /* Reads fd (opened for reading) to its end, or until `stop(data)` says true (NULL: never; asked about once
  * per 32 KiB of entries). "." and ".." are left out. 0; 1 when stopped; -1 with errno. */
 int dir_read(struct dir *d, int fd, bool (*stop)(void *data, size_t so_far), void *data);
+/* The same for those entries only that `keep` wants (type: DT_*, DT_UNKNOWN where the directory does not tell). */
+int dir_read_some(struct dir *d, int fd, bool (*keep)(void *data, const char *name, uint8_t type),
+                  bool (*stop)(void *data, size_t so_far), void *data);
 
 /* By bytes of the name. */
 void dir_sort(struct dir *d);

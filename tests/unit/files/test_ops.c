@@ -300,6 +300,62 @@ START_TEST(search_finds_by_name_and_by_content)
 }
 END_TEST
 
+/* The paths that a search over 40 x 40 directories must give, in its order: a directory's files, then what lies below. */
+static size_t expected_paths(const struct place *p, char (*ret)[112])
+{
+    size_t n = 0;
+    for (int d = 0; d < 40; d++) {
+        snprintf(ret[n++], sizeof *ret, "%s/d%02d/x.txt", p->root, d);
+        for (int e = 0; e < 40; e++)
+            for (int f = 0; f < 4; f++)
+                snprintf(ret[n++], sizeof *ret, "%s/d%02d/e%02d/f%d.txt", p->root, d, e, f);
+    }
+    return n;
+}
+
+static bool after_some_calls(void *data)
+{
+    return atomic_fetch_sub((atomic_int *)data, 1) <= 0;
+}
+
+START_TEST(search_with_helpers_keeps_its_order_and_its_bounds)
+{
+    struct place p;
+    place_init(&p, NULL);
+    run("cd %s && mkdir -p $(seq -f d%%02g 0 39 | sed 's:$:/e:' | while read d; do seq -f $d%%02g 0 39; done) && "
+        "touch $(for d in d*; do echo $d/x.txt $d/y.bin; done) && "
+        "for d in d*/e*; do : >$d/f0.txt; : >$d/f1.txt; : >$d/f2.txt; : >$d/f3.txt; done", p.root);
+    static char want[40 * 161][112];
+    size_t n = expected_paths(&p, want);
+    struct search_options opt = {.pattern = "*.txt", .max_depth = 5, .deadline_ns = UINT64_MAX};
+    const size_t limits[] = {1, 2, 161, 162, 1000, n - 1, n, n + 1};
+    for (size_t k = 0; k < sizeof limits / sizeof *limits; k++) {
+        autobuf struct buf out = BUF_INIT;
+        const char *path;
+        opt.max_results = (int64_t)limits[k];
+        ck_assert_int_eq(files_search(p.g, p.root, strlen(p.root), &opt, &p.arena, &out, &path, NULL), 0);
+        autojson json_t *answer = NULL;
+        ck_assert_int_eq(json_parse(out.data, out.len, &answer, NULL), 0);
+        json_t *results = json_object_get(answer, "results");
+        ck_assert_uint_eq(json_array_size(results), limits[k] < n ? limits[k] : n);
+        ck_assert_int_eq(json_is_true(json_object_get(answer, "truncated")), limits[k] < n);
+        for (size_t i = 0; i < json_array_size(results); i++)
+            ck_assert_str_eq(json_string_value(json_object_get(json_array_get(results, i), "path")), want[i]);
+    }
+    for (int calls = 0; calls < 2000; calls += 97) {
+        autobuf struct buf out = BUF_INIT;
+        const char *path;
+        struct abx_error err;
+        atomic_int left = calls;
+        opt.cancelled = after_some_calls;
+        opt.data = &left;
+        ck_assert_int_lt(files_search(p.g, p.root, strlen(p.root), &opt, &p.arena, &out, &path, &err), 0);
+        ck_assert_int_eq(err.kind, E_CANCELLED);
+    }
+    place_done(&p);
+}
+END_TEST
+
 /* A thread swaps a directory for a link that leads out, again and again. */
 struct swapper {
     const struct place *p;
@@ -387,4 +443,5 @@ TEST_MAIN("files_ops", listing_of_what_is_no_directory_is_404,
           delete_refuses_a_tree_that_holds_a_denied_name, move_loses_nothing_when_it_refuses,
           move_replaces_a_link_and_goes_into_a_directory, move_crosses_devices,
           mkdir_makes_parents_and_the_target_of_a_dangling_link,
-          search_finds_by_name_and_by_content, race_of_directory_and_link_never_reaches_outside)
+          search_finds_by_name_and_by_content,
+          search_with_helpers_keeps_its_order_and_its_bounds, race_of_directory_and_link_never_reaches_outside)
