@@ -13,6 +13,7 @@
   the subcommands is in the docs
 - every relative link leads to a file, and its #anchor to a heading there
 - every page can be reached by links from README.md
+- the figures that README.md compares stand in docs/performance.md
 """
 
 import pathlib
@@ -193,7 +194,17 @@ def check_reached(docs: dict[str, str]) -> list[str]:
     return [f"{page}: no link leads here from README.md" for page in sorted(set(everything) - reached)]
 
 
-CHECKS = (check_endpoints, check_environment, check_names, check_links, check_reached)
+def check_figures(docs: dict[str, str]) -> list[str]:
+    """README's comparison repeats what docs/performance.md has measured, and nothing else."""
+    measured = docs.get("docs/performance.md", "")
+    table = re.search(r"^## Measured$(.*?)(?=^## |\Z)", docs["README.md"], re.M | re.S)
+    figures = re.findall(r"\| ([\d.,]+ ?[^|]*?) (?=\|)", table.group(1)) if table else []
+    if not figures:
+        return ["README.md: no measured figures"]
+    return [f"README.md: '{f}' is not in docs/performance.md" for f in figures if not re.search(rf"(?<![\d.,]){re.escape(f)}(?!\w)", measured)]
+
+
+CHECKS = (check_endpoints, check_environment, check_names, check_links, check_reached, check_figures)
 
 
 def check() -> list[str]:
