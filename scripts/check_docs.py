@@ -13,6 +13,7 @@
   the subcommands is in the docs
 - every relative link leads to a file, and its #anchor to a heading there
 - every page can be reached by links from README.md
+- every file of the repository that a page names is there
 - the figures that README.md compares stand in docs/performance.md
 """
 
@@ -194,6 +195,19 @@ def check_reached(docs: dict[str, str]) -> list[str]:
     return [f"{page}: no link leads here from README.md" for page in sorted(set(everything) - reached)]
 
 
+def check_files(docs: dict[str, str]) -> list[str]:
+    tops = "tests|server|scripts|templates|deploy|packaging|include|docs"
+    tests = {p.name for top in ("tests", "templates") for p in (ROOT / top).rglob("test_*.*")}
+    wrong = []
+    for page, body in (linked_pages() | docs).items():
+        for path in re.findall(rf"`((?:{tops})/[\w./*-]+)`", body):
+            # Globs are fine; endpoints.md is told by its own check.
+            if not list(ROOT.glob(path.rstrip("/"))) and not (ROOT / page).parent.joinpath(path).exists():
+                wrong.append(f"{page}: there is no {path}")
+        wrong += [f"{page}: there is no test file {name}" for name in re.findall(r"`(test_\w+\.(?:py|c))`", body) if name not in tests]
+    return wrong
+
+
 def check_figures(docs: dict[str, str]) -> list[str]:
     """README's comparison repeats what docs/performance.md has measured, and nothing else."""
     measured = docs.get("docs/performance.md", "")
@@ -204,7 +218,7 @@ def check_figures(docs: dict[str, str]) -> list[str]:
     return [f"README.md: '{f}' is not in docs/performance.md" for f in figures if not re.search(rf"(?<![\d.,]){re.escape(f)}(?!\w)", measured)]
 
 
-CHECKS = (check_endpoints, check_environment, check_names, check_links, check_reached, check_figures)
+CHECKS = (check_endpoints, check_environment, check_names, check_links, check_reached, check_files, check_figures)
 
 
 def check() -> list[str]:

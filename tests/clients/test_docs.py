@@ -21,7 +21,7 @@ def test_docs_and_sources_agree(check):
 
 
 def test_what_is_not_documented_is_found():
-    nothing = {"README.md": "", "docs/policy.md": "GET /nowhere and [this](gone.md), ABX_SERVER_NO_SUCH_THING"}
+    nothing = {"README.md": "", "docs/policy.md": "GET /nowhere and [this](gone.md), ABX_SERVER_NO_SUCH_THING, `tests/gone.py`"}
     for check in CHECKS:
         assert check(nothing), check.__name__
 
