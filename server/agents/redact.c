@@ -116,6 +116,16 @@ static bool is_word_char(char c)
 
 static bool is_blank_char(char c) { return c == ' ' || c == '\t'; }
 
+/* A value that is none: our mark, or the name of a variable that carries a header (runner.c). */
+static bool is_public(const char *s, size_t n)
+{
+    static const char *const begins[] = {MARK, "ABX_MCP_"};
+    for (size_t i = 0; i < ARRAY_LEN(begins); i++)
+        if (n >= strlen(begins[i]) && memcmp(s, begins[i], strlen(begins[i])) == 0)
+            return true;
+    return false;
+}
+
 /* What stands at `at`. */
 enum look { LOOK_NO, LOOK_YES, LOOK_MAYBE };
 
@@ -176,38 +186,37 @@ static enum look look_at(const struct redact *r, const char *text, size_t len, s
             }
         }
     }
-    if (!is_word_char(prev) || prev == '_' || prev == '-') {
-        for (size_t i = 0; i < ARRAY_LEN(value_words); i++) {
-            enum look l = starts(text, len, at, value_words[i], true);
-            if (l == LOOK_MAYBE)
-                result = LOOK_MAYBE;
-            if (l != LOOK_YES)
-                continue;
-            size_t p = at + strlen(value_words[i]);
-            if (p < len && (text[p] == '"' || text[p] == '\''))
-                p++;
-            else if (p + 1 < len && text[p] == '\\' && text[p + 1] == '"')
-                p += 2;
-            while (p < len && is_blank_char(text[p]))
-                p++;
-            if (p == len && !final)
-                return LOOK_MAYBE;
-            if (p >= len || (text[p] != ':' && text[p] != '='))
-                continue;
+    /* also inside a word: MY_API_KEY, myapikey */
+    for (size_t i = 0; i < ARRAY_LEN(value_words); i++) {
+        enum look l = starts(text, len, at, value_words[i], true);
+        if (l == LOOK_MAYBE)
+            result = LOOK_MAYBE;
+        if (l != LOOK_YES)
+            continue;
+        size_t p = at + strlen(value_words[i]);
+        if (p < len && (text[p] == '"' || text[p] == '\''))
             p++;
-            while (p < len &&
-                   (is_blank_char(text[p]) || text[p] == '"' || text[p] == '\'' || text[p] == '\\'))
-                p++;
-            size_t start = p;
-            while (p < len && !strchr(" \t\r\n\"',;\\}", text[p]))
-                p++;
-            if (p == len && !final && p - at < HOLD_MAX)
-                return LOOK_MAYBE;
-            if (p - start >= VALUE_MIN && strncmp(text + start, MARK, strlen(MARK)) != 0) {
-                *from = start;
-                *to = p;
-                return LOOK_YES;
-            }
+        else if (p + 1 < len && text[p] == '\\' && text[p + 1] == '"')
+            p += 2;
+        while (p < len && is_blank_char(text[p]))
+            p++;
+        if (p == len && !final)
+            return LOOK_MAYBE;
+        if (p >= len || (text[p] != ':' && text[p] != '='))
+            continue;
+        p++;
+        while (p < len &&
+               (is_blank_char(text[p]) || text[p] == '"' || text[p] == '\'' || text[p] == '\\'))
+            p++;
+        size_t start = p;
+        while (p < len && !strchr(" \t\r\n\"',;\\}", text[p]))
+            p++;
+        if (p == len && !final && p - at < HOLD_MAX)
+            return LOOK_MAYBE;
+        if (p - start >= VALUE_MIN && !is_public(text + start, p - start)) {
+            *from = start;
+            *to = p;
+            return LOOK_YES;
         }
     }
     return result;

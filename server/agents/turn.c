@@ -370,7 +370,8 @@ void item_announce(struct item *it)
         t->watch->item_added(t->watch_owner, it);
 }
 
-void item_delta(struct item *it, const char *text, size_t len)
+/* last: nothing follows, so what was held back goes with it, in one delta. */
+static void add_text(struct item *it, const char *text, size_t len, bool last)
 {
     if (it->cut)
         return;
@@ -378,9 +379,13 @@ void item_delta(struct item *it, const char *text, size_t len)
         buf_add(&it->raw, text, len);
     autobuf struct buf clean = BUF_INIT;
     redact_feed(secrets(it->turn), &it->stream, text, len, &clean);
+    if (last)
+        redact_finish(secrets(it->turn), &it->stream, &clean);
     if (buf_str(&clean))
         show(it, clean.data, clean.len);
 }
+
+void item_delta(struct item *it, const char *text, size_t len) { add_text(it, text, len, false); }
 
 void item_finish(struct item *it, const char *text, size_t len)
 {
@@ -390,7 +395,7 @@ void item_finish(struct item *it, const char *text, size_t len)
             memcmp(text, it->raw.data ? it->raw.data : "", it->raw.len) == 0) {
             size_t had = it->raw.len;
             if (len > had)
-                item_delta(it, text + had, len - had);
+                add_text(it, text + had, len - had, true);
         } else { /* the final text is another one: it counts */
             autobuf struct buf clean = BUF_INIT;
             redact_text(secrets(t), text, len, &clean);

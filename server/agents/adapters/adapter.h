@@ -102,4 +102,11 @@ bool turn_has_message(const struct turn *t);
 
 /* "authentication_error", ... by the words of a text; NULL when none fits. */
 const char *failure_code(const char *text);
+/* A string field of a line; NULL: absent or another type. */
+const char *field_str(const json_t *o, const char *key);
+/* The end of a launch: what stands before the prompt (preamble may be NULL; then in->before), each
+ * set off by a line of dashes, and the prompt, into out->input. -1 with `why` when memory ran out,
+ * also before. */
+int launch_prompt(const struct launch *in, const char *preamble, struct launch_out *out, char *why,
+                  size_t why_size);
 const char *mcp_variable(const char *label, const char *header, char *out, size_t size);

@@ -116,6 +116,25 @@ void strv_done(struct strv *s)
     *s = (struct strv){0};
 }
 
+const char *field_str(const json_t *o, const char *key)
+{
+    return json_string_value(json_object_get(o, key));
+}
+
+int launch_prompt(const struct launch *in, const char *preamble, struct launch_out *out, char *why,
+                  size_t why_size)
+{
+    const char *const before[] = {preamble, in->before};
+    for (size_t i = 0; i < ARRAY_LEN(before); i++)
+        if (before[i] && *before[i])
+            buf_addf(&out->input, "%s\n\n---\n\n", before[i]);
+    buf_add(&out->input, in->prompt, in->prompt_len);
+    if (!out->argv.failed && !out->input.failed)
+        return 0;
+    snprintf(why, why_size, "out of memory");
+    return -1;
+}
+
 const char *mcp_variable(const char *label, const char *header, char *out, size_t size)
 {
     int n = snprintf(out, size, "ABX_MCP_%s_%s", label, header);

@@ -113,20 +113,7 @@ static int launch(const struct launch *in, struct launch_out *out, char *why, si
     json_array_foreach((json_t *)in->tools, i, tool) tool_args(out, tool);
     strv_add(a, "-");
 
-    if (in->instructions && *in->instructions && !in->thread) {
-        buf_adds(&out->input, in->instructions);
-        buf_adds(&out->input, "\n\n---\n\n");
-    }
-    if (in->before && *in->before) {
-        buf_adds(&out->input, in->before);
-        buf_adds(&out->input, "\n\n---\n\n");
-    }
-    buf_add(&out->input, in->prompt, in->prompt_len);
-    if (a->failed || out->input.failed) {
-        snprintf(why, why_size, "out of memory");
-        return -1;
-    }
-    return 0;
+    return launch_prompt(in, in->thread ? NULL : in->instructions, out, why, why_size);
 }
 
 static void *begin(struct turn *t)
@@ -135,11 +122,6 @@ static void *begin(struct turn *t)
     if (c)
         c->t = t;
     return c;
-}
-
-static const char *str(const json_t *o, const char *key)
-{
-    return json_string_value(json_object_get(o, key));
 }
 
 static int64_t count(const json_t *o, const char *key)
@@ -159,19 +141,18 @@ static void message(struct codex *c, const json_t *item, int type)
     if (!it)
         return;
     item_announce(it);
-    item_delta(it, json_string_value(text), json_string_length(text));
-    item_finish(it, NULL, 0);
+    item_finish(it, json_string_value(text), json_string_length(text));
 }
 
 static void command(struct codex *c, const json_t *item, bool last)
 {
-    const char *id = str(item, "id");
+    const char *id = field_str(item, "id");
     struct item *it = turn_find(c->t, id, "command");
     if (!it) {
         it = turn_item(c->t, ITEM_COMMAND, id, "command");
         if (!it)
             return;
-        const char *cmd = str(item, "command");
+        const char *cmd = field_str(item, "command");
         item_set_command(it, cmd ? cmd : "");
         item_announce(it);
     }
@@ -186,20 +167,20 @@ static void command(struct codex *c, const json_t *item, bool last)
         it->has_exit = true;
         it->exit_code = json_integer_value(code);
     }
-    const char *status = str(item, "status");
+    const char *status = field_str(item, "status");
     item_end(it, is(status, "failed") || is(status, "declined") ||
                      (it->has_exit && it->exit_code != 0));
 }
 
 static void mcp(struct codex *c, const json_t *item, bool last)
 {
-    const char *id = str(item, "id");
+    const char *id = field_str(item, "id");
     struct item *it = turn_find(c->t, id, "mcp");
     if (!it) {
         it = turn_item(c->t, ITEM_CALL, id, "mcp");
         if (!it)
             return;
-        const char *server = str(item, "server"), *tool = str(item, "tool");
+        const char *server = field_str(item, "server"), *tool = field_str(item, "tool");
         item_set_call(it, server ? server : "codex", tool ? tool : "",
                       json_object_get(item, "arguments"), true);
         item_announce(it);
@@ -214,10 +195,10 @@ static void mcp(struct codex *c, const json_t *item, bool last)
         if (text)
             item_output(it, text, strlen(text));
     }
-    const char *error = str(json_object_get(item, "error"), "message");
+    const char *error = field_str(json_object_get(item, "error"), "message");
     if (error)
         item_set_error(it, error);
-    item_end(it, error || is(str(item, "status"), "failed"));
+    item_end(it, error || is(field_str(item, "status"), "failed"));
 }
 
 static void file_change(struct codex *c, const json_t *item)
@@ -225,14 +206,14 @@ static void file_change(struct codex *c, const json_t *item)
     struct item *it = turn_item(c->t, ITEM_CALL, NULL, NULL);
     if (!it)
         return;
-    bool failed = is(str(item, "status"), "failed");
+    bool failed = is(field_str(item, "status"), "failed");
     autojson json_t *changes = json_array();
     autobuf struct buf text = BUF_INIT;
     size_t i;
     json_t *change;
     json_array_foreach(json_object_get(item, "changes"), i, change)
     {
-        const char *path = str(change, "path"), *kind = str(change, "kind");
+        const char *path = field_str(change, "path"), *kind = field_str(change, "kind");
         if (!path)
             continue;
         kind = kind ? kind : "update";
@@ -253,7 +234,7 @@ static void file_change(struct codex *c, const json_t *item)
 
 static void web_search(struct codex *c, const json_t *item)
 {
-    const char *query = str(item, "query");
+    const char *query = field_str(item, "query");
     struct item *it = turn_item(c->t, ITEM_CALL, NULL, NULL);
     if (!it)
         return;
@@ -261,13 +242,13 @@ static void web_search(struct codex *c, const json_t *item)
     item_set_call(it, "codex", "web_search", arguments, false);
     item_announce(it);
     item_output(it, query ? query : "", query ? strlen(query) : 0);
-    item_end(it, is(str(item, "status"), "failed"));
+    item_end(it, is(field_str(item, "status"), "failed"));
 }
 
 static void collab(struct codex *c, const json_t *item)
 {
-    const char *tool = str(item, "tool"),
-               *prompt = is(tool, "spawn_agent") ? str(item, "prompt") : NULL;
+    const char *tool = field_str(item, "tool"),
+               *prompt = is(tool, "spawn_agent") ? field_str(item, "prompt") : NULL;
     const json_t *states = json_object_get(item, "agents_states");
     size_t i;
     json_t *v;
@@ -280,7 +261,7 @@ static void collab(struct codex *c, const json_t *item)
     const char *id;
     json_object_foreach((json_t *)states, id, v)
     {
-        const char *status = json_is_string(v) ? json_string_value(v) : str(v, "status");
+        const char *status = json_is_string(v) ? json_string_value(v) : field_str(v, "status");
         turn_subagent(c->t, id, NULL, prompt,
                       is(status, "shutdown") || is(status, "closed") || is(tool, "close_agent"));
     }
@@ -289,13 +270,13 @@ static void collab(struct codex *c, const json_t *item)
 static void line(void *state, const json_t *o)
 {
     struct codex *c = state;
-    const char *type = str(o, "type");
+    const char *type = field_str(o, "type");
     const json_t *item = json_object_get(o, "item");
     if (!type)
         return;
     if (is(type, "thread.started")) {
-        if (str(o, "thread_id"))
-            turn_thread(c->t, str(o, "thread_id"));
+        if (field_str(o, "thread_id"))
+            turn_thread(c->t, field_str(o, "thread_id"));
     } else if (is(type, "turn.completed")) {
         const json_t *u = json_object_get(o, "usage");
         c->closed = true;
@@ -306,11 +287,11 @@ static void line(void *state, const json_t *o)
                            ? count(u, "total_tokens")
                            : count(u, "input_tokens") + count(u, "output_tokens"));
     } else if (is(type, "turn.failed")) {
-        const char *text = str(json_object_get(o, "error"), "message");
+        const char *text = field_str(json_object_get(o, "error"), "message");
         c->failed = true;
         snprintf(c->message, sizeof(c->message), "%s", text ? text : "the turn failed");
     } else if (json_is_object(item)) {
-        const char *kind = str(item, "type");
+        const char *kind = field_str(item, "type");
         bool last = is(type, "item.completed");
         if (!last && !is(type, "item.started") && !is(type, "item.updated"))
             return;

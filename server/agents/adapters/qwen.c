@@ -98,16 +98,7 @@ static int launch(const struct launch *in, struct launch_out *out, char *why, si
     }
     if (json_array_size(in->tools) && write_settings(in, out, why, why_size) < 0)
         return -1;
-    if (in->before && *in->before) {
-        buf_adds(&out->input, in->before);
-        buf_adds(&out->input, "\n\n---\n\n");
-    }
-    buf_add(&out->input, in->prompt, in->prompt_len);
-    if (a->failed || out->input.failed) {
-        snprintf(why, why_size, "out of memory");
-        return -1;
-    }
-    return 0;
+    return launch_prompt(in, NULL, out, why, why_size);
 }
 
 static void *begin(struct turn *t)
@@ -116,11 +107,6 @@ static void *begin(struct turn *t)
     if (q)
         q->t = t;
     return q;
-}
-
-static const char *str(const json_t *o, const char *key)
-{
-    return json_string_value(json_object_get(o, key));
 }
 
 static bool is(const char *a, const char *b) { return a && strcmp(a, b) == 0; }
@@ -143,7 +129,7 @@ static char *result_text(const json_t *content)
     json_t *v;
     json_array_foreach((json_t *)content, i, v)
     {
-        const char *text = json_is_string(v) ? json_string_value(v) : str(v, "text");
+        const char *text = json_is_string(v) ? json_string_value(v) : field_str(v, "text");
         if (text)
             buf_addf(&out, "%s%s", out.len ? "\n" : "", text);
     }
@@ -169,21 +155,21 @@ static void delta(struct qwen *q, int type, const char *key, const json_t *text)
 
 static void stream_event(struct qwen *q, const json_t *ev)
 {
-    const char *type = str(ev, "type");
+    const char *type = field_str(ev, "type");
     if (is(type, "message_start")) {
-        const char *id = str(json_object_get(ev, "message"), "id");
+        const char *id = field_str(json_object_get(ev, "message"), "id");
         snprintf(q->stream_id, sizeof(q->stream_id), "%s", id ? id : "");
     } else if (is(type, "content_block_start")) {
         const json_t *block = json_object_get(ev, "content_block");
-        if (is(str(block, "type"), "text"))
+        if (is(field_str(block, "type"), "text"))
             delta(q, ITEM_MESSAGE, "text", json_object_get(block, "text"));
-        else if (is(str(block, "type"), "thinking"))
+        else if (is(field_str(block, "type"), "thinking"))
             delta(q, ITEM_REASONING, "thinking", json_object_get(block, "thinking"));
     } else if (is(type, "content_block_delta")) {
         const json_t *d = json_object_get(ev, "delta");
-        if (is(str(d, "type"), "text_delta"))
+        if (is(field_str(d, "type"), "text_delta"))
             delta(q, ITEM_MESSAGE, "text", json_object_get(d, "text"));
-        else if (is(str(d, "type"), "thinking_delta"))
+        else if (is(field_str(d, "type"), "thinking_delta"))
             delta(q, ITEM_REASONING, "thinking", json_object_get(d, "thinking"));
     } else if (is(type, "content_block_stop")) {
         /* The whole block follows with "assistant"; a new block of the same kind must not join this
@@ -203,11 +189,8 @@ static void whole(struct qwen *q, int type, const char *key, const char *id, con
         if (!it)
             return;
         item_announce(it);
-        item_delta(it, json_string_value(text), json_string_length(text));
-        item_finish(it, NULL, 0);
-    } else {
-        item_finish(it, json_string_value(text), json_string_length(text));
     }
+    item_finish(it, json_string_value(text), json_string_length(text));
     if (type == ITEM_MESSAGE) {
         q->any_text = true;
         if (strncmp(json_string_value(text), "[API Error:", 11) == 0)
@@ -219,7 +202,7 @@ static void whole(struct qwen *q, int type, const char *key, const char *id, con
 
 static void tool_use(struct qwen *q, const json_t *block)
 {
-    const char *id = str(block, "id"), *name = str(block, "name");
+    const char *id = field_str(block, "id"), *name = field_str(block, "name");
     if (!id || !name || turn_find(q->t, id, NULL))
         return;
     const json_t *input = json_object_get(block, "input");
@@ -228,7 +211,7 @@ static void tool_use(struct qwen *q, const json_t *block)
     if (!it)
         return;
     if (shell) {
-        const char *command = str(input, "command");
+        const char *command = field_str(input, "command");
         item_set_command(it, command ? command : "");
     } else if (strncmp(name, "mcp__", 5) == 0 && strstr(name + 5, "__")) {
         const char *tool = strstr(name + 5, "__");
@@ -239,9 +222,9 @@ static void tool_use(struct qwen *q, const json_t *block)
     }
     item_announce(it);
     if (is(name, "agent") || is(name, "task")) {
-        const char *label = str(input, "description");
-        turn_subagent(q->t, id, label ? label : str(input, "subagent_type"), str(input, "prompt"),
-                      false);
+        const char *label = field_str(input, "description");
+        turn_subagent(q->t, id, label ? label : field_str(input, "subagent_type"),
+                      field_str(input, "prompt"), false);
     }
 }
 
@@ -257,7 +240,7 @@ static void tool_result(struct qwen *q, const json_t *block)
 {
     static const char *const writers[] = {"write_file", "replace",   "edit",
                                           "write",      "multiedit", "edit_file"};
-    const char *id = str(block, "tool_use_id");
+    const char *id = field_str(block, "tool_use_id");
     struct item *it = id ? turn_find(q->t, id, NULL) : NULL;
     if (!it)
         return;
@@ -278,9 +261,9 @@ static void tool_result(struct qwen *q, const json_t *block)
     if (!failed && it->type == ITEM_CALL && !it->mcp)
         for (size_t i = 0; i < ARRAY_LEN(writers); i++)
             if (is(it->name, writers[i])) {
-                const char *path = str(it->arguments, "file_path");
-                path = path ? path : str(it->arguments, "path");
-                path = path ? path : str(it->arguments, "absolute_path");
+                const char *path = field_str(it->arguments, "file_path");
+                path = path ? path : field_str(it->arguments, "path");
+                path = path ? path : field_str(it->arguments, "absolute_path");
                 if (path)
                     turn_wrote(q->t, path);
             }
@@ -292,7 +275,7 @@ static void tool_result(struct qwen *q, const json_t *block)
 static void line(void *state, const json_t *o)
 {
     struct qwen *q = state;
-    const char *type = str(o, "type"), *parent = str(o, "parent_tool_use_id");
+    const char *type = field_str(o, "type"), *parent = field_str(o, "parent_tool_use_id");
     if (!type)
         return;
     const json_t *message = json_object_get(o, "message");
@@ -304,16 +287,16 @@ static void line(void *state, const json_t *o)
     size_t i;
     json_t *block;
     if (is(type, "system")) {
-        const char *sub = str(o, "subtype");
-        if ((is(sub, "init") || is(sub, "session_start")) && str(o, "session_id"))
-            turn_thread(q->t, str(o, "session_id"));
+        const char *sub = field_str(o, "subtype");
+        if ((is(sub, "init") || is(sub, "session_start")) && field_str(o, "session_id"))
+            turn_thread(q->t, field_str(o, "session_id"));
     } else if (is(type, "stream_event")) {
         stream_event(q, json_object_get(o, "event"));
     } else if (is(type, "assistant")) {
-        const char *id = str(message, "id");
+        const char *id = field_str(message, "id");
         json_array_foreach(json_object_get(message, "content"), i, block)
         {
-            const char *kind = str(block, "type");
+            const char *kind = field_str(block, "type");
             if (is(kind, "text"))
                 whole(q, ITEM_MESSAGE, "text", id ? id : "", json_object_get(block, "text"));
             else if (is(kind, "thinking"))
@@ -323,12 +306,15 @@ static void line(void *state, const json_t *o)
                 tool_use(q, block);
         }
     } else if (is(type, "user")) {
-        json_array_foreach(json_object_get(message, "content"), i,
-                           block) if (is(str(block, "type"), "tool_result")) tool_result(q, block);
+        json_array_foreach(json_object_get(message, "content"), i, block)
+        {
+            if (is(field_str(block, "type"), "tool_result"))
+                tool_result(q, block);
+        }
     } else if (is(type, "result")) {
         const json_t *u = json_object_get(o, "usage");
         const json_t *result = json_object_get(o, "result");
-        const char *sub = str(o, "subtype");
+        const char *sub = field_str(o, "subtype");
         q->closed = true;
         if (json_is_object(u)) {
             int64_t output = count(u, "output_tokens"), total = count(u, "total_tokens");
@@ -343,7 +329,7 @@ static void line(void *state, const json_t *o)
         if (json_is_true(json_object_get(o, "is_error")) ||
             (sub && strncmp(sub, "error", 5) == 0)) {
             const char *text = json_string_value(result);
-            const char *error = str(json_object_get(o, "error"), "message");
+            const char *error = field_str(json_object_get(o, "error"), "message");
             q->failed = true;
             if (is(sub, "error_max_turns") || is(sub, "error_max_budget_usd") ||
                 is(sub, "error_max_session_turns"))

@@ -601,8 +601,6 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
 {
     char p[190];
 #define PARAM(field) (snprintf(p, sizeof(p), "%.120s%s", at, field), p)
-    if (!json_is_object(tool))
-        return ag_invalid(e, at, "%s: an object", at);
     const char *type = json_string_value(json_object_get(tool, "type"));
     if (!type || strcmp(type, "mcp") != 0)
         return ag_invalid(e, PARAM(".type"), "%s: only mcp", p);
@@ -618,8 +616,6 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
     if (!good)
         return ag_invalid(e, PARAM(".server_label"), "%s: 1 to 40 letters, digits, - or _", p);
     const json_t *transport = json_object_get(tool, "transport");
-    if (!json_is_object(transport))
-        return ag_invalid(e, PARAM(".transport"), "%s: an object", p);
     const char *kind = json_string_value(json_object_get(transport, "type"));
     if (!kind || strcmp(kind, "http") != 0)
         return ag_invalid(e, PARAM(".transport.type"), "%s: only http", p);
@@ -643,11 +639,14 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
         json_t *value;
         json_object_foreach((json_t *)headers, key, value)
         {
-            if (!*key || strlen(key) > 128 || !is_token(key) || !one_line(value, 8192)) {
+            bool name_bad = !*key || strlen(key) > 128 || !is_token(key);
+            if (name_bad || !one_line(value, 8192)) {
                 json_decref(shown);
                 json_decref(real);
-                return ag_invalid(e, PARAM(".transport.headers"),
-                                  "%s: names of token characters, values of one line", p);
+                PARAM(".transport.headers");
+                if (!name_bad)
+                    snprintf(p + strlen(p), sizeof(p) - strlen(p), ".%.40s", key);
+                return ag_invalid(e, p, "%s: names of token characters, values of one line", p);
             }
             json_object_set_new(shown, key, json_string("***"));
             json_object_set(real, key, value);
@@ -681,6 +680,14 @@ static int read_tool(struct ag_error *e, const json_t *tool, const char *at, jso
 #undef PARAM
 }
 
+/* A text field that was given: "" is none, as null. */
+static json_t *text_or_null(const json_t *v)
+{
+    if (!v)
+        return NULL;
+    return json_string_length(v) ? json_incref((json_t *)v) : json_null();
+}
+
 int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const struct adapter *ad,
                struct agent_spec *ret)
 {
@@ -709,11 +716,11 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
     v = json_object_get(o, "name");
     if (v && !json_is_null(v) && (!json_is_string(v) || text_chars(v) > 256 || has_nul(v)))
         return ag_invalid(e, PARAM("name"), "%s: a string of at most 256 characters", p);
-    ret->name = v ? json_incref((json_t *)v) : NULL;
+    ret->name = text_or_null(v);
     v = json_object_get(o, "instructions");
     if (v && !json_is_null(v) && (!json_is_string(v) || text_chars(v) > 262144 || has_nul(v)))
         return ag_invalid(e, PARAM("instructions"), "%s: a string of at most 262144 characters", p);
-    ret->instructions = v ? json_incref((json_t *)v) : NULL;
+    ret->instructions = text_or_null(v);
     v = json_object_get(o, "metadata");
     if (v && read_metadata(e, v, PARAM("metadata"), &ret->metadata) < 0)
         return -1;
@@ -725,7 +732,9 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
             return ag_invalid(e, PARAM("multi_agent.enabled"), "%s: not supported here", p);
     }
     v = json_object_get(o, "reasoning");
-    if (v && !json_is_null(v)) {
+    if (json_is_null(v)) {
+        ret->effort = json_null();
+    } else if (v) {
         if (!json_is_object(v))
             return ag_invalid(e, PARAM("reasoning"), "%s: an object", p);
         if (only_keys(e, v, PARAM("reasoning."), "effort summary") < 0)
@@ -765,7 +774,9 @@ int agent_read(struct ag_error *e, const json_t *o, const char *prefix, const st
             return ag_invalid(e, PARAM("text.verbosity"), "%s: only medium", p);
     }
     v = json_object_get(o, "tools");
-    if (v && !json_is_null(v)) {
+    if (json_is_null(v)) {
+        ret->tools = json_array();
+    } else if (v) {
         if (!json_is_array(v) || json_array_size(v) > 32)
             return ag_invalid(e, PARAM("tools"), "%s: a list of at most 32", p);
         ret->tools = json_array();
@@ -901,13 +912,18 @@ int bind_tools(struct call *c, json_t *tools, const json_t *vaults)
 /* --- workspaces
  * ------------------------------------------------------------------------------------------ */
 
+bool has_dots(const char *path)
+{
+    for (const char *p = path; (p = strstr(p, "..")); p += 2)
+        if ((p == path || p[-1] == '/') && (p[2] == '/' || !p[2]))
+            return true;
+    return false;
+}
+
 int check_workspace(struct call *c, const char *path, size_t len, const char *param,
                     bool system_dirs)
 {
-    bool dots = false;
-    for (const char *p = path; (p = strstr(p, "..")); p += 2)
-        dots = dots || ((p == path || p[-1] == '/') && (p[2] == '/' || !p[2]));
-    if (*path != '/' || dots || strlen(path) != len || len > 4000)
+    if (*path != '/' || has_dots(path) || strlen(path) != len || len > 4000)
         return ag_invalid(c->e, param, "workspace_directory: an absolute path without ..");
     static const char *const refused[] = {"/proc", "/sys",  "/dev", "/etc",   "/boot", "/usr",
                                           "/bin",  "/sbin", "/lib", "/lib64", "/run",  "/var/lib"};

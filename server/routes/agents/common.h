@@ -146,6 +146,8 @@ int session_row(struct call *c, const char *id, int64_t *ret_rid);
 int read_vaults(struct call *c, const json_t *v, json_t *into);
 /* Binds tools (cfg form) to credentials of the vaults. Lock held. */
 int bind_tools(struct call *c, json_t *tools, const json_t *vaults);
+/* A ".." among the parts of a path. */
+bool has_dots(const char *path);
 /* Judges a workspace path and refuses system directories. param may be NULL. */
 int check_workspace(struct call *c, const char *path, size_t len, const char *param,
                     bool system_dirs);

@@ -6,6 +6,7 @@
 
 #include "base/crypto.h"
 #include "base/json.h"
+#include "base/num.h"
 
 #include <nettle/sha1.h>
 
@@ -22,6 +23,7 @@
 #define MAX_FILES 100
 #define MAX_LISTED 10000
 #define MAX_DEPTH 20
+#define MAX_VALUE_BYTES (128 * KIB - 256) /* what execve(2) takes as one string, with its name */
 #define OWNER_BYTES ((int64_t)256 * MIB)
 
 /* --- variables
@@ -84,15 +86,19 @@ static int read_env(struct call *c, const json_t *v, const char *prefix, json_t 
     json_t *value;
     json_object_foreach((json_t *)v, name, value)
     {
-        snprintf(p, sizeof(p), "%senv.%.130s", prefix, name);
         bool good = (isalpha((unsigned char)*name) || *name == '_') && strlen(name) <= 128;
         for (const char *s = name; good && *s; s++)
             good = isalnum((unsigned char)*s) || *s == '_';
-        if (!good || env_refused(name))
-            return ag_invalid(c->e, p, "%s: not a name that may be set", p);
-        if (!json_is_string(value) || json_string_length(value) > 32768 ||
+        if (!good)
+            return ag_invalid(c->e, p, "%s: names are 1 to 128 letters, digits and _", p);
+        char at[190];
+        snprintf(at, sizeof(at), "%senv.%.130s", prefix, name);
+        if (env_refused(name))
+            return ag_invalid(c->e, at, "%s: not a name that may be set", at);
+        if (!json_is_string(value) || text_chars(value) > 32768 ||
+            json_string_length(value) > MAX_VALUE_BYTES ||
             strlen(json_string_value(value)) != json_string_length(value))
-            return ag_invalid(c->e, p, "%s: a string without NUL of at most 32768 bytes", p);
+            return ag_invalid(c->e, at, "%s: a string without NUL of at most 32768 characters", at);
     }
     *ret = json_deep_copy(v);
     return 0;
@@ -100,14 +106,8 @@ static int read_env(struct call *c, const json_t *v, const char *prefix, json_t 
 
 static bool nothing(const json_t *v)
 {
-    if (json_is_object(v)) {
-        const char *key;
-        json_t *inner;
-        json_object_foreach((json_t *)v, key, inner) if (!nothing(inner)) return false;
-        return true;
-    }
-    return !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && !json_array_size(v)) ||
-           (json_is_string(v) && !json_string_length(v));
+    return !v || json_is_null(v) || (json_is_array(v) && !json_array_size(v)) ||
+           (json_is_object(v) && !json_object_size(v));
 }
 
 static int refuse_hosted(struct call *c, const json_t *o, const char *prefix)
@@ -118,7 +118,10 @@ static int refuse_hosted(struct call *c, const json_t *o, const char *prefix)
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         char p[64];
         snprintf(p, sizeof(p), "%s%s", prefix, fields[i]);
-        if (!nothing(json_object_get(o, fields[i])))
+        const json_t *v = json_object_get(o, fields[i]), *on = json_object_get(v, "enabled");
+        bool off = strcmp(fields[i], "desktop") == 0 && json_is_object(v) &&
+                   (!on || json_is_null(on) || json_is_false(on));
+        if (!off && !nothing(v))
             return ag_invalid(c->e, p, "%s: only a hosted environment has it", p);
     }
     return 0;
@@ -177,20 +180,21 @@ static int file_path(struct call *c, const json_t *v, const char *param, char *r
     autofree char *copy = strdup(s);
     for (char *save = NULL, *part = copy ? strtok_r(copy, "/", &save) : NULL; part;
          part = strtok_r(NULL, "/", &save)) {
-        bad = bad || strcmp(part, "..") == 0 || strcmp(part, ".") == 0 || strlen(part) > 255;
-        if (parts == 0 && !out.len && strcmp(part, "workspace") == 0 && last[0] == '\0' && save &&
-            *save) {
+        if (strcmp(part, ".") == 0)
+            continue;
+        bad = bad || strcmp(part, "..") == 0 || strlen(part) > 255;
+        if (!parts && !*last && strcmp(part, "workspace") == 0) {
             last = part; /* the leading /workspace is the workspace itself */
             continue;
         }
         if (parts++ == 0)
             for (size_t i = 0; i < ARRAY_LEN(first_parts); i++)
-                first_bad = first_bad || strcasecmp(part, first_parts[i]) == 0;
+                first_bad = first_bad || strcmp(part, first_parts[i]) == 0;
         buf_addf(&out, "%s%s", out.len ? "/" : "", part);
         last = part;
     }
     int rc = 0;
-    if (bad || !parts || s[strlen(s) - 1] == '/')
+    if (bad || !parts)
         rc = ag_invalid(c->e, param, "%s: not the path of a file", param);
     for (size_t i = 0; rc == 0 && i < ARRAY_LEN(last_parts); i++)
         if (strcasecmp(last, last_parts[i]) == 0)
@@ -210,13 +214,15 @@ static int read_file_spec(struct call *c, const json_t *o, const char *prefix, b
 {
     char p[64];
 #define PARAM(field) (snprintf(p, sizeof(p), "%s%s", prefix, field), p)
-    if (!json_is_object(o))
-        return ag_invalid(c->e, prefix, "%s: an object", prefix);
+    if (!json_is_object(o)) { /* an entry of a list: its name is the prefix without the dot */
+        snprintf(p, sizeof(p), "%.*s", (int)strlen(prefix) - 1, prefix);
+        return ag_invalid(c->e, p, "%s: an object", p);
+    }
     const char *type = json_string_value(json_object_get(o, "type"));
     if (!type || (strcmp(type, "inline") != 0 && strcmp(type, "file_id") != 0))
         return ag_invalid(c->e, PARAM("type"), "%s: inline or file_id", p);
     bool is_inline = strcmp(type, "inline") == 0;
-    if (only_keys(c->e, o, prefix, is_inline ? "type path data" : "type path file_id") < 0 ||
+    if (only_keys(c->e, o, prefix, "type path data file_id") < 0 ||
         file_path(c, json_object_get(o, "path"), PARAM("path"), f->path, sizeof(f->path)) < 0)
         return -1;
     if (is_inline) {
@@ -226,12 +232,9 @@ static int read_file_spec(struct call *c, const json_t *o, const char *prefix, b
             return ag_invalid(c->e, PARAM("data"), "%s: base64", p);
     } else {
         f->file_id = json_string_value(json_object_get(o, "file_id"));
-        autojson json_t *doc = NULL;
-        if (!f->file_id)
-            return ag_invalid(c->e, PARAM("file_id"), "%s: the id of an uploaded file", p);
         sqlite3_stmt *s = store_stmt(
             c->ag->store, "SELECT 1 FROM objects WHERE id = ? AND kind = 'file' AND owner = ?",
-            "ss", f->file_id, call_owner(c));
+            "ss", f->file_id ? f->file_id : "", call_owner(c));
         bool found = s && sqlite3_step(s) == SQLITE_ROW;
         if (s)
             sqlite3_reset(s);
@@ -537,8 +540,8 @@ static int create_env(struct call *c, struct file *files, json_t **ret)
         if (!id)
             return ag_invalid(c->e, "environment.environment_template_id",
                               "environment.environment_template_id: the id of a template");
-        if (object_get(c, "template", id, "environment_template_id", "environment template", &doc) <
-            0)
+        if (object_get(c, "template", id, "environment.environment_template_id",
+                       "environment template", &doc) < 0)
             return -1;
         env = json_deep_copy(json_object_get(doc, "_env"));
         size_t i;
@@ -760,15 +763,11 @@ int agents_environment_files_list(struct call *c)
         return -1;
     const char *under = req_query(c->req, "path", NULL), *token = req_query(c->req, "page", NULL);
     int64_t from = 0;
-    if (under && *under != '/')
-        return ag_invalid(c->e, "path", "path: an absolute prefix");
-    if (token) {
-        char *end = NULL;
-        from =
-            token[0] == 'o' && isdigit((unsigned char)token[1]) ? strtoll(token + 1, &end, 10) : -1;
-        if (from < 0 || (end && *end) || from > MAX_LISTED)
-            return ag_invalid(c->e, "page", "page: the next of an earlier answer");
-    }
+    if (under && (*under != '/' || has_dots(under)))
+        return ag_invalid(c->e, "path", "path: an absolute prefix without ..");
+    if (token && (token[0] != 'o' || !isdigit((unsigned char)token[1]) ||
+                  num_parse(token + 1, 0, INT64_MAX, &from) < 0))
+        return ag_invalid(c->e, "page", "page: the next of an earlier answer");
     if (under && strncmp(under, "/workspace", 10) == 0 && (under[10] == '/' || !under[10]))
         under += 10;
     while (under && *under == '/')
@@ -1040,8 +1039,8 @@ static int create_file(struct call *c, const json_t *body, const struct buf *raw
         return -1;
     if (!json_is_string(purpose) || strcmp(json_string_value(purpose), "user_data") != 0)
         return ag_invalid(c->e, "purpose", "purpose: user_data");
-    if (name && !json_is_null(name) && (!json_is_string(name) || text_chars(name) > 256))
-        return ag_invalid(c->e, "filename", "filename: a string of at most 256 characters");
+    if (name && !json_is_null(name) && (!json_is_string(name) || text_chars(name) > 255))
+        return ag_invalid(c->e, "filename", "filename: a string of at most 255 characters");
     autobuf struct buf bytes = BUF_INIT;
     if (raw) {
         buf_add(&bytes, raw->data ? raw->data : "", raw->len);
@@ -1049,7 +1048,8 @@ static int create_file(struct call *c, const json_t *body, const struct buf *raw
         const json_t *text = data ? data : file;
         if (!json_is_string(text) ||
             base64_decode(&bytes, json_string_value(text), json_string_length(text)) < 0)
-            return ag_invalid(c->e, data ? "data" : "file", "%s: base64", data ? "data" : "file");
+            return ag_invalid(c->e, file && !data ? "file" : "data", "%s: base64",
+                              file && !data ? "file" : "data");
     }
     if (bytes.failed)
         return abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");

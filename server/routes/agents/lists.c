@@ -371,6 +371,7 @@ struct story {
     char turn[160];
     double at;
     size_t n_items, n_turns;
+    bool ended; /* the next item begins a turn */
 };
 
 static json_t *clipped(const char *text)
@@ -401,8 +402,11 @@ static void story_turn(struct story *st, const char *id)
 
 static json_t *story_item(struct story *st, const char *type, const char *status)
 {
-    if (!st->n_turns)
+    if (!st->n_turns || st->ended)
         story_turn(st, NULL);
+    st->ended = false;
+    json_object_set_new(json_array_get(st->turns, json_array_size(st->turns) - 1), "completed_at",
+                        stamp_json(st->at));
     char id[256];
     snprintf(id, sizeof(id), "item_%zu_%s", ++st->n_items, st->turn);
     json_t *o = json_pack("{s:s, s:s, s:s, s:s}", "id", id, "turn_id", st->turn, "type", type,
@@ -590,16 +594,15 @@ static void stream_entry(struct story *st, const json_t *message)
     size_t i;
     json_t *b;
     bool assistant = str(message, "role") && strcmp(str(message, "role"), "assistant") == 0;
-    if (assistant)
-        story_turn(st, NULL);
     json_array_foreach(json_object_get(message, "content"), i, b)
     {
         const char *kind = str(b, "type");
         if (!kind)
             continue;
-        if (strcmp(kind, "text") == 0 && str(b, "text"))
+        if (strcmp(kind, "text") == 0 && str(b, "text")) {
             story_message(st, assistant ? "assistant" : "user", str(b, "text"));
-        else if (strcmp(kind, "thinking") == 0 && str(b, "thinking"))
+            st->ended = assistant; /* its answer ends a turn */
+        } else if (strcmp(kind, "thinking") == 0 && str(b, "thinking"))
             story_reasoning(st, str(b, "thinking"));
         else if (strcmp(kind, "tool_use") == 0)
             story_call(st, str(b, "id") ? str(b, "id") : "", str(b, "name") ? str(b, "name") : "",

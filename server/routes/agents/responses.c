@@ -422,13 +422,18 @@ static void out_write(struct out *o, const char *type, const char *data, size_t 
     timer_start(&o->alive, KEEP_ALIVE_MS);
 }
 
+static bool is_terminal(const char *type)
+{
+    return strcmp(type, "response.completed") == 0 || strcmp(type, "response.failed") == 0 ||
+           strcmp(type, "response.incomplete") == 0;
+}
+
 static bool out_frame(void *owner, int64_t seq, int sub, const char *type, const char *data,
                       size_t len)
 {
     struct out *o = owner;
     o->last = seq;
-    o->terminal = strcmp(type, "response.completed") == 0 || strcmp(type, "response.failed") == 0 ||
-                  strcmp(type, "response.incomplete") == 0;
+    o->terminal = is_terminal(type);
     out_write(o, type, data, len);
     return true;
 }
@@ -582,10 +587,11 @@ static int read_bool(struct ag_error *e, const json_t *body, const char *key, bo
     return 0;
 }
 
-static void paragraph(struct buf *b, const json_t *text)
+/* sep: between it and what is there. */
+static void add_text(struct buf *b, const char *sep, const json_t *text)
 {
     if (b->len)
-        buf_adds(b, "\n\n");
+        buf_adds(b, sep);
     buf_add(b, json_string_value(text), json_string_length(text));
 }
 
@@ -593,7 +599,7 @@ static int read_input(struct make *k, struct ag_error *e)
 {
     const json_t *v = json_object_get(k->body, "input");
     if (json_is_string(v)) {
-        paragraph(&k->prompt, v);
+        add_text(&k->prompt, "\n\n", v);
         if (!k->prompt.len)
             return ag_invalid(e, "input", "input: empty");
     } else if (json_is_array(v) && json_array_size(v)) {
@@ -607,8 +613,10 @@ static int read_input(struct make *k, struct ag_error *e)
             const char *role = json_string_value(json_object_get(m, "role"));
             const json_t *content = json_object_get(m, "content");
             if (!json_is_object(m) ||
-                (json_object_get(m, "type") && (!type || strcmp(type, "message") != 0)))
-                return ag_invalid(e, p, "%s: a message", p);
+                (json_object_get(m, "type") && (!type || strcmp(type, "message") != 0))) {
+                snprintf(p, sizeof(p), "input[%zu].type", i);
+                return ag_invalid(e, p, "%s: message", p);
+            }
             bool user = role && strcmp(role, "user") == 0;
             if (!user &&
                 (!role || (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0))) {
@@ -617,7 +625,7 @@ static int read_input(struct make *k, struct ag_error *e)
             }
             struct buf *to = user ? &k->prompt : &k->before;
             if (json_is_string(content)) {
-                paragraph(to, content);
+                add_text(to, "\n\n", content);
                 continue;
             }
             snprintf(p, sizeof(p), "input[%zu].content", i);
@@ -627,10 +635,11 @@ static int read_input(struct make *k, struct ag_error *e)
             {
                 const char *kind = json_string_value(json_object_get(part, "type"));
                 const json_t *text = json_object_get(part, "text");
-                snprintf(p, sizeof(p), "input[%zu].content[%zu]", i, n);
-                if (!kind || strcmp(kind, "input_text") != 0 || !json_is_string(text))
-                    return ag_invalid(e, p, "%s: only input_text", p);
-                paragraph(to, text);
+                bool known = kind && strcmp(kind, "input_text") == 0;
+                snprintf(p, sizeof(p), "input[%zu].content[%zu].%s", i, n, known ? "text" : "type");
+                if (!known || !json_is_string(text))
+                    return ag_invalid(e, p, "%s: the text of an input_text", p);
+                add_text(to, n ? "\n" : "\n\n", text);
             }
         }
         if (!k->prompt.len)
@@ -669,8 +678,15 @@ static int read_tools(struct make *k, struct ag_error *e)
         }
         if (only_keys(e, tool, p,
                       "type server_label server_url headers authorization require_approval "
-                      "server_description") < 0)
+                      "server_description allowed_tools") < 0)
             return -1;
+        const char *bad = given(tool, "allowed_tools")                     ? "allowed_tools"
+                          : !json_is_string(json_object_get(tool, "server_url")) ? "server_url"
+                                                                           : NULL;
+        if (bad) {
+            strncat(p, bad, sizeof(p) - strlen(p) - 1);
+            return ag_invalid(e, p, *bad == 'a' ? "%s: not supported here" : "%s: a URL", p);
+        }
         const json_t *approval = json_object_get(tool, "require_approval");
         if (approval && !json_is_null(approval) &&
             (!json_is_string(approval) || strcmp(json_string_value(approval), "never") != 0)) {
@@ -809,9 +825,12 @@ static int read_body(struct make *k)
     if (given(text, "verbosity"))
         ignore(k, "text.verbosity");
     if (strncmp(model, "agent_", 6) == 0)
-        k->agent_id = model;
-    else if (select_runtime(c, body, NULL, model, &k->ad) < 0)
-        return -1;
+        k->agent_id = model; /* when it is stored; else a model like any other */
+    if (select_runtime(c, body, NULL, model, &k->ad) < 0) {
+        if (!k->agent_id)
+            return -1;
+        *e = (struct ag_error){0};
+    }
     v = json_object_get(body, "reasoning");
     if (v && !json_is_null(v)) {
         if (!json_is_object(v))
@@ -863,12 +882,17 @@ static int new_session(struct make *k)
     const char *model = json_string_value(json_object_get(k->body, "model"));
     autojson json_t *definition = NULL;
     if (k->agent_id) {
-        if (object_get(c, "definition", k->agent_id, "model", "agent", &definition) < 0)
+        if (object_get(c, "definition", k->agent_id, "model", "agent", &definition) == 0) {
+            k->ad = adapter_find(json_string_value(json_object_get(definition, "_runtime")));
+            model = json_string_value(json_object_get(definition, "model"));
+        } else if (k->ad) {
+            *c->e = (struct ag_error){0};
+            k->agent_id = NULL;
+        } else {
             return -1;
-        k->ad = adapter_find(json_string_value(json_object_get(definition, "_runtime")));
+        }
         if (!k->ad)
             return ag_refuse_adapter(c->e, "unknown", false);
-        model = json_string_value(json_object_get(definition, "model"));
     }
     const char *wanted =
         c->ag->set.responses_workspace ? c->ag->set.responses_workspace : "/workspace";
@@ -1142,7 +1166,7 @@ int agents_responses_create(struct call *c)
 struct lookup {
     struct job j;
     char id[AG_ID_MAX];
-    bool stream;
+    bool stream, whole; /* whole: its log has the closing event */
     int64_t after, rid, last;
     json_t *found;
     char session[AG_ID_MAX];
@@ -1157,11 +1181,15 @@ static void lookup_work(struct job *j)
     store_lock(st);
     k->found = render_stored(j->c.ag, k->id, call_owner(&j->c), &k->rid);
     sqlite3_stmt *s = k->found
-                          ? store_stmt(st, "SELECT coalesce(max(seq), 0) FROM events WHERE log = ?",
+                          ? store_stmt(st,
+                                       "SELECT seq, type FROM events WHERE log = ? "
+                                       "ORDER BY seq DESC, sub DESC LIMIT 1",
                                        "i", k->rid * 2 + 1)
                           : NULL;
-    if (s && sqlite3_step(s) == SQLITE_ROW)
+    if (s && sqlite3_step(s) == SQLITE_ROW) {
         k->last = sqlite3_column_int64(s, 0);
+        k->whole = is_terminal(store_text(s, 1));
+    }
     if (s)
         sqlite3_reset(s);
     s = k->found ? store_stmt(st,
@@ -1195,6 +1223,7 @@ static void lookup_done(struct job *j)
             evlog_init(&o->own, c->ag, k->rid * 2 + 1, k->last + 1);
             o->own.complete = true;
             o->stored = json_incref(k->found);
+            o->terminal = k->whole || k->after > k->last; /* nothing to add then */
             o->in = evlog_read(&o->own, k->after, &out_ops, o);
         }
         rc = o && o->in ? out_open(o, c) : abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
@@ -1239,7 +1268,8 @@ int agents_responses_get(struct call *c)
 {
     const char *id = call_param(c, "response_id"),
                *after = req_query(c->req, "starting_after", NULL);
-    bool stream = req_query_bool(c->req, "stream");
+    const char *asked = req_query(c->req, "stream", NULL);
+    bool stream = asked && strcmp(asked, "true") == 0;
     int64_t n = -1;
     if (after && (strspn(after, "0123456789") != strlen(after) ||
                   num_parse(after, 0, INT64_MAX - 2, &n) < 0))
@@ -1372,7 +1402,7 @@ static void compact_work(struct job *j)
     autojson json_t *cfg = NULL;
     store_lock(c->ag->store);
     j->rc = find_chain(c, k->previous, &k->session_rid, k->session);
-    sqlite3_stmt *s = j->rc == 0
+    sqlite3_stmt *s = k->session_rid /* also of one that is not the newest */
                           ? store_stmt(c->ag->store, "SELECT cfg FROM sessions WHERE rid = ?", "i",
                                        k->session_rid)
                           : NULL;
@@ -1381,7 +1411,7 @@ static void compact_work(struct job *j)
     if (s)
         sqlite3_reset(s);
     const char *runtime = json_string_value(json_object_get(cfg, "runtime"));
-    if (j->rc == 0 && (!runtime || strcmp(runtime, "qwen-code") != 0))
+    if (k->session_rid && (!runtime || strcmp(runtime, "qwen-code") != 0))
         j->rc = ag_fail(c->e, 400, "agents.compact_unsupported", "model",
                         "model: only qwen-code can compact");
     if (j->rc == 0 &&
@@ -1457,21 +1487,12 @@ static void compact_done(struct job *j)
 
 int agents_responses_compact(struct call *c)
 {
-    const json_t *body = call_body(c), *model = json_object_get(body, "model");
+    const json_t *body = call_body(c);
+    /* The conversation has its runtime and model; those of the body are not looked at. */
     if (only_keys(c->e, body, "", "model previous_response_id adapter runtime") < 0)
         return -1;
-    if (!json_is_string(model) || !json_string_length(model))
-        return ag_invalid(c->e, "model", "model: required");
-    const struct adapter *ad;
-    if (strncmp(json_string_value(model), "agent_", 6) != 0) {
-        if (select_runtime(c, body, NULL, json_string_value(model), &ad) < 0)
-            return -1;
-        if (ad == &adapter_codex && ag_is_runtime(json_string_value(model)))
-            return ag_fail(c->e, 400, "agents.compact_unsupported", "model",
-                           "model: codex compacts by itself");
-    }
     const char *previous = json_string_value(json_object_get(body, "previous_response_id"));
-    if (!previous)
+    if (!previous || !*previous)
         return ag_invalid(c->e, "previous_response_id",
                           "previous_response_id: the newest response of a chain");
     struct compact *k = calloc(1, sizeof(*k));

@@ -313,7 +313,8 @@ int agents_sessions_create(struct call *c)
         return abx_fail(c->err, E_NO_MEMORY, 0, "out of memory");
     job_init(&k->j, c);
     const json_t *env = json_object_get(body, "environment"), *v;
-    if (json_object_get(body, "tools")) {
+    v = json_object_get(body, "tools");
+    if (v && !json_is_null(v)) {
         ag_invalid(c->e, "tools", "tools: they belong inside agent");
         goto bad;
     }
@@ -338,14 +339,18 @@ int agents_sessions_create(struct call *c)
         autojson json_t *merged = agent ? json_copy((json_t *)agent) : json_object();
         const json_t *top = json_object_get(body, "model");
         const json_t *own = json_object_get(merged, "model");
-        const char *name = json_string_value(own ? own : top);
+        bool use_top = !own && top && !json_is_null(top) &&
+                       (!json_is_string(top) || json_string_length(top)); /* "" is none */
+        const char *name = json_string_value(own ? own : use_top ? top : NULL);
         if (select_runtime(c, body, agent, name, &k->ad) < 0)
             goto bad;
-        if (!own && top && !json_is_null(top)) {
-            if (!json_is_string(top) || !json_string_length(top)) {
-                ag_invalid(c->e, "model", "model: a string of 1 to 256 characters");
+        if (use_top) {
+            autojson json_t *alone = json_pack("{s:O}", "model", top);
+            struct agent_spec spec = {0};
+            int rc = agent_read(c->e, alone, "", k->ad, &spec);
+            agent_spec_done(&spec);
+            if (rc < 0)
                 goto bad;
-            }
             json_object_set(merged, "model", (json_t *)top);
         }
         if (agent_read(c->e, merged, "agent.", k->ad, &k->spec) < 0)
@@ -535,7 +540,7 @@ struct submit {
     int64_t rid;
     json_t *tools;
     struct buf prompt;
-    bool cancel;
+    bool cancel, full; /* full: as many turns wait as may */
     const char *key;
     char *replay;
 };
@@ -558,6 +563,8 @@ static int submit_rows(struct submit *k)
         if (found)
             return found < 0 ? -1 : 0;
     }
+    if (k->prompt.len && k->full)
+        return ag_invalid(c->e, NULL, "too many queued turns for this session");
     if (k->prompt.len) {
         bool lost;
         autojson json_t *tools = agents_tools_with_secrets(c->ag, k->session, k->tools, &lost);
@@ -674,16 +681,12 @@ int agents_sessions_events_create(struct call *c)
         goto bad;
     if (k->key)
         body_hash(body, k->hash);
-    if (!k->prompt.len && !k->cancel) {
+    if (!k->prompt.len && !k->cancel && !k->key) {
         submit_free(k);
         return accepted(c); /* {"input": ""}: nothing to do */
     }
     if (k->prompt.len) {
-        int waiting = s->n_turns + s->pending - (session_running(s) ? 1 : 0);
-        if (waiting >= AG_MAX_WAITING && !k->key) {
-            ag_invalid(c->e, NULL, "too many queued turns for this session");
-            goto bad;
-        }
+        k->full = s->n_turns + s->pending - (session_running(s) ? 1 : 0) >= AG_MAX_WAITING;
         if (c->ag->prompt_bytes + k->prompt.len > MAX_PROMPT_BYTES) {
             ag_fail(c->e, 429, "agents.limit_exceeded", "events", "too many prompts wait already");
             goto bad;

@@ -261,8 +261,12 @@ static int read_time(const char *s, double *ret)
         sign = *s == '+' ? 1 : -1;
     else
         return -1;
+    int day = tm.tm_mday;
     tm.tm_year -= 1900;
     tm.tm_mon -= 1;
+    struct tm date = {.tm_year = tm.tm_year, .tm_mon = tm.tm_mon, .tm_mday = day};
+    if (timegm(&date) == -1 || date.tm_mday != day)
+        return -1; /* no such day in that month */
     *ret = (double)timegm(&tm) - sign * (oh * 3600 + om * 60);
     return 0;
 }
@@ -294,7 +298,7 @@ static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json
     if (old && strcmp(old, type) != 0)
         return ag_invalid(c->e, "auth.type", "auth.type: stays what it was");
     const char *keys =
-        was ? (bearer ? "type token" : "type access_token expires_at")
+        was ? (bearer ? "type token" : "type access_token expires_at refresh")
             : (bearer ? "type mcp_server_url token networking"
                       : "type mcp_server_url access_token expires_at networking refresh");
     if (only_keys(c->e, auth, "auth.", keys) < 0)
@@ -324,12 +328,16 @@ static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json
                 !host || strcasecmp(named, host) != 0 || json_object_size(net) != 2)
                 return ag_invalid(c->e, "auth.networking",
                                   "auth.networking: null, or limited to the host of the URL");
-            json_object_set(shown, "networking", (json_t *)net);
+            json_object_set_new(
+                shown, "networking",
+                json_pack("{s:s, s:[s]}", "type", "limited", "allowed_hosts", host));
         }
-        const json_t *refresh = json_object_get(auth, "refresh");
-        if (refresh && !json_is_null(refresh))
-            return ag_invalid(c->e, "auth.refresh", "auth.refresh: not supported here");
     }
+    const json_t *refresh = json_object_get(auth, "refresh");
+    if (refresh && !json_is_null(refresh))
+        return ag_invalid(c->e, "auth.refresh", "auth.refresh: not supported here");
+    if (was && oauth && json_is_null(secret))
+        secret = NULL; /* kept */
     if (secret || !was || bearer) {
         if (read_token(c, secret, param) < 0)
             return -1;
@@ -350,8 +358,6 @@ static int read_auth(struct call *c, const json_t *auth, json_t *doc, const json
             json_object_del(doc, "_expires");
         }
         json_object_set_new(shown, "refresh", json_null());
-        if (was && !secret && !expires)
-            return ag_invalid(c->e, "auth.access_token", "auth: access_token, expires_at or both");
     }
     return 0;
 }
@@ -449,8 +455,9 @@ int agents_vault_credentials_update(struct call *c)
         if (rc == 0)
             json_object_set(doc, "metadata", metadata);
     }
-    if (rc == 0 && json_object_get(body, "auth"))
-        rc = read_auth(c, json_object_get(body, "auth"), doc, was, &secret);
+    const json_t *auth = json_object_get(body, "auth");
+    if (rc == 0 && auth && !json_is_null(auth))
+        rc = read_auth(c, auth, doc, was, &secret);
     if (rc == 0) {
         if (store_exec(c->ag->store, c->err,
                        "UPDATE mem.credentials SET doc = ?, updated = ? WHERE id = ?", "jds", doc,

@@ -60,18 +60,30 @@ static int read_fields(struct call *c, json_t *doc, bool fresh)
     if (fresh || v) {
         bool good = json_is_array(v) && json_array_size(v) >= 1 && json_array_size(v) <= 16;
         size_t i;
-        json_t *type;
-        json_array_foreach((json_t *)v, i, type) good = good && known_type(type);
+        json_t *type, *types = json_array();
+        json_array_foreach((json_t *)v, i, type)
+        {
+            good = good && known_type(type);
+            bool seen = false;
+            size_t n;
+            json_t *other;
+            json_array_foreach(types, n, other) seen = seen || json_equal(other, type);
+            if (!seen)
+                json_array_append(types, type);
+        }
+        if (good)
+            json_object_set(doc, "event_types", types);
+        json_decref(types);
         if (!good)
             return ag_invalid(c->e, "event_types",
                               "event_types: some of those of GET /v1/webhook_event_types");
-        json_object_set(doc, "event_types", (json_t *)v);
     }
     v = json_object_get(body, "name");
-    if (v && (!json_is_string(v) || text_chars(v) > 256))
+    if (v && !json_is_null(v) && (!json_is_string(v) || text_chars(v) > 256))
         return ag_invalid(c->e, "name", "name: a string of at most 256 characters");
     if (v)
-        json_object_set(doc, "name", (json_t *)v);
+        json_object_set_new(doc, "name",
+                            json_is_null(v) ? json_string("") : json_incref((json_t *)v));
     return 0;
 }
 
