@@ -339,7 +339,7 @@ static int open_writer(struct packer *p, struct abx_error *err)
         rc = archive_write_set_format_zip(p->archive);
         archive_write_set_options(p->archive, "zip:compression=deflate,zip:hdrcharset=UTF-8");
     } else {
-        rc = archive_write_set_format_pax_restricted(p->archive);
+        rc = archive_write_set_format_pax(p->archive); /* the restricted one cuts times to seconds */
         if (rc == ARCHIVE_OK)
             rc = archive_write_add_filter_gzip(p->archive);
         archive_write_set_options(p->archive, "gzip:compression-level=6");

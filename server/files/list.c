@@ -17,6 +17,12 @@ bool files_is_missing(int sys)
     return sys == ENOENT || sys == ENOTDIR || sys == ENAMETOOLONG || sys == ELOOP;
 }
 
+void files_parent_error(struct abx_error *err)
+{
+    if (err && err->kind == E_OS && err->sys == ENOTDIR)
+        err->type = error_os_type(EEXIST);
+}
+
 int files_lookup_error(struct abx_error *err)
 {
     if (err && err->kind == E_OS && files_is_missing(err->sys)) {

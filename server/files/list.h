@@ -34,6 +34,9 @@ bool files_is_missing(int sys);
 /* Turns an open's "missing" (E_OS) into 404 FileNotFoundError; other errors stay. Returns -1. */
 int files_lookup_error(struct abx_error *err);
 
+/* Below a file there is no directory to make: mkdir's FileExistsError, as clients of the reference know it. */
+void files_parent_error(struct abx_error *err);
+
 /* What may be shown or read of an entry met in a walk. `resolved`: canonical path of its directory + name.
  * link: the entry is a symbolic link (its target is judged too). */
 bool files_may_show(const struct guard *g, const char *resolved, size_t len, bool link,

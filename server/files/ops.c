@@ -183,8 +183,10 @@ int files_move(const struct guard *g, const char *source, size_t source_len,
                         from.resolved);
     if (!into) {
         if (guard_open_parent(g, destination, destination_len, OP_WRITE, true, arena, &to, &to_fd,
-                              err) < 0)
+                              err) < 0) {
+            files_parent_error(err);
             return guard_prefix(err, "destination: ");
+        }
         name = to.name;
     }
     *ret_destination = to.resolved;
@@ -199,6 +201,8 @@ int files_move(const struct guard *g, const char *source, size_t source_len,
         if (into)
             return abx_fail(err, E_MOVE, EEXIST, "Destination '%s' already has '%s'", to.resolved,
                             name);
+        return abx_fail_os(err, EEXIST, to.resolved);
+    case ENOTDIR: /* a directory onto something that is none */
         return abx_fail_os(err, EEXIST, to.resolved);
     case ENOENT:
         return abx_fail(err, E_FILE_NOT_FOUND, ENOENT, "Source not found: %s", from.resolved);

@@ -1,4 +1,5 @@
 #include "files/upload.h"
+#include "files/list.h"
 
 #include "base/buf.h"
 #include "base/crypto.h"
@@ -116,8 +117,9 @@ static int no_memory(struct abx_error *err)
 
 static const char *suffix_of(const char *name)
 {
+    name += strspn(name, ".");
     const char *dot = strrchr(name, '.');
-    return dot && dot != name && dot[1] ? dot : ""; /* ".profile" and "a." have none */
+    return dot ? dot : ""; /* ".profile" has none, that of "a." is "." */
 }
 
 static bool in_list(const char *const *list, size_t n, const char *suffix)
@@ -157,6 +159,8 @@ static int check_existing(struct upload *u, struct abx_error *err)
         return abx_fail(err, E_FILE_EXISTS_POLICY, EEXIST, "File exists: %s", u->resolved);
     if (S_ISDIR(u->old.st_mode))
         return abx_fail_os(err, EISDIR, u->resolved);
+    if (S_ISLNK(u->old.st_mode)) /* a loop: other links have been resolved */
+        return abx_fail(err, E_SYMLINK_DENIED, ELOOP, "Too many levels of symbolic links: %s", u->resolved);
     if (!S_ISREG(u->old.st_mode))
         return abx_fail(err, E_VALUE, 0, "Not a regular file: %s", u->resolved);
     /* Replacing needs no right on the file itself, yet a read-only file means what it says. */
@@ -194,11 +198,7 @@ static int open_parent(struct upload *u, struct abx_error *err)
         if (err->kind != E_OS || err->sys != ENOENT || attempt == 3)
             break;
     }
-    if (err->kind == E_OS && err->sys == ENOTDIR) {
-        const char *type =
-            error_os_type(EEXIST); /* a parent is a file: the reference's mkdir says so */
-        err->type = type;
-    }
+    files_parent_error(err);
     return -1;
 }
 

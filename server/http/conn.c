@@ -8,6 +8,7 @@
 #include "http/internal.h"
 
 #include "base/log.h"
+#include "base/num.h"
 #include "base/own.h"
 
 #include <errno.h>
@@ -97,6 +98,10 @@ static int on_field_complete(llhttp_t *p)
     r->headers[r->n_headers].name = r->line_start;
     if (head_append(r, "", 1) < 0)
         return -1;
+    /* Lengths are ours to read (check_framing): llhttp ends the head at the second of two equal ones and at
+     * one beyond 64 bits, which are fine here and a 413. It forgets that it knows the name. */
+    if (strcasecmp(r->head.data + r->line_start, "content-length") == 0)
+        p->header_state = 0;
     r->headers[r->n_headers].value = (uint32_t)r->head.len;
     return 0;
 }
@@ -123,38 +128,55 @@ static int on_value_complete(llhttp_t *p)
     return head_append(r, "", 1);
 }
 
+/* A length of plain digits; what is beyond 63 bits is as good as their end: any limit is below it. */
+static int read_length(const char *text, size_t len, int64_t *ret)
+{
+    if (len == 0 || strspn(text, "0123456789") != len)
+        return -1;
+    int64_t n = 0;
+    for (size_t i = 0; i < len; i++)
+        if (ckd_mul(&n, n, 10) || ckd_add(&n, n, text[i] - '0')) {
+            n = INT64_MAX;
+            break;
+        }
+    *ret = n;
+    return 0;
+}
+
+static bool same_value(const struct req *r, uint32_t i, uint32_t j)
+{
+    return r->headers[i].value_len == r->headers[j].value_len &&
+           memcmp(r->head.data + r->headers[i].value, r->head.data + r->headers[j].value, r->headers[i].value_len) == 0;
+}
+
 /* Framing that two parsers could read differently is refused (RFC 9112, 6.3 and 11.2), beyond what llhttp
- * refuses itself. */
+ * refuses itself. Equal lengths are one (RFC 9110, 8.6). */
 static int check_framing(struct req *r, llhttp_t *p)
 {
-    unsigned lengths = 0, codings = 0, hosts = 0;
-    const char *coding = NULL;
+    unsigned codings = 0, hosts = 0;
+    int64_t length = -1;
+    uint32_t length_at = 0;
     for (uint32_t i = 0; i < r->n_headers; i++) {
         const char *name = r->head.data + r->headers[i].name, *value = r->head.data + r->headers[i].value;
         if (strcasecmp(name, "content-length") == 0) {
-            if (r->headers[i].value_len == 0 || strspn(value, "0123456789") != r->headers[i].value_len)
+            if (length >= 0 && !same_value(r, i, length_at))
                 return head_refuse(r, E_BAD_LENGTH);
-            lengths++;
+            if (read_length(value, r->headers[i].value_len, &length) < 0)
+                return head_refuse(r, E_BAD_LENGTH);
+            length_at = i;
         } else if (strcasecmp(name, "transfer-encoding") == 0) {
             if (r->headers[i].value_len == 0)
                 return head_refuse(r, E_BAD_REQUEST);
-            coding = value;
             codings++;
         } else if (strcasecmp(name, "host") == 0) {
             hosts++;
         }
     }
-    if (lengths > 1 || hosts > 1 || codings > 1)
-        return head_refuse(r, lengths > 1 ? E_BAD_LENGTH : E_BAD_REQUEST);
-    if (lengths && codings)
+    if (hosts > 1)
         return head_refuse(r, E_BAD_REQUEST);
-    if (coding && p->http_minor == 0)
-        return head_refuse(r, E_BAD_REQUEST); /* HTTP/1.0 knows none */
-    if (lengths) {
-        if (p->content_length > INT64_MAX)
-            return head_refuse(r, E_BAD_LENGTH);
-        r->content_length = (int64_t)p->content_length;
-    }
+    if (codings > 1 || (codings && (length >= 0 || p->http_minor == 0))) /* HTTP/1.0 knows none */
+        return head_refuse(r, E_UNSUPPORTED_ENCODING);
+    r->content_length = length;
     return 0;
 }
 
@@ -701,6 +723,7 @@ static enum error_kind head_error(struct conn *c, llhttp_errno_t rc, const char 
                        : kind == E_BAD_LENGTH        ? "Invalid Content-Length header"
                        : kind == E_HTTP_VERSION      ? "Only HTTP/1.0 and HTTP/1.1 are spoken here"
                        : kind == E_NO_MEMORY         ? "out of memory"
+                       : kind == E_UNSUPPORTED_ENCODING ? "This Transfer-Encoding is not supported; send Content-Length"
                                                      : "The request head is ambiguous or malformed";
         return kind;
     }
@@ -709,10 +732,9 @@ static enum error_kind head_error(struct conn *c, llhttp_errno_t rc, const char 
     case HPE_PAUSED_H2_UPGRADE:
         *ret_message = "Only HTTP/1.0 and HTTP/1.1 are spoken here";
         return E_HTTP_VERSION;
-    case HPE_INVALID_CONTENT_LENGTH:
-    case HPE_UNEXPECTED_CONTENT_LENGTH:
-        *ret_message = "Invalid Content-Length header";
-        return E_BAD_LENGTH;
+    case HPE_INVALID_TRANSFER_ENCODING:
+        *ret_message = "This Transfer-Encoding is not supported; send Content-Length";
+        return E_UNSUPPORTED_ENCODING;
     case HPE_INVALID_METHOD: {
         /* A well-formed word that is no method we know is 501, garbage is 400. */
         size_t i = 0;

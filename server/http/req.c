@@ -345,10 +345,8 @@ int json_coerce_int(const json_t *v, int64_t *ret)
         return 0;
     }
     if (json_is_real(v)) {
-        double d = trunc(json_real_value(v));
-        if (!(d >= -9.2e18 && d <= 9.2e18))
-            return -1;
-        *ret = (int64_t)d;
+        double d = json_real_value(v); /* the cast cuts toward zero */
+        *ret = d >= 0x1p63 ? INT64_MAX : d <= -0x1p63 ? INT64_MIN : (int64_t)d;
         return 0;
     }
     if (json_is_string(v) && strlen(json_string_value(v)) == json_string_length(v))

@@ -49,8 +49,13 @@ static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c ==
 int command_split(const char *text, size_t len, struct arena *arena, char ***ret_argv,
                   size_t *ret_argc, struct abx_error *err)
 {
-    if (memchr(text, '\0', len))
+    if (memchr(text, '\0', len)) {
+        static const char blanks[] = " \t\r\n";
+        const char *word = text + strspn(text, blanks);
+        if (word[strcspn(word, blanks)] == '\0')
+            return abx_fail(err, E_PROCESS_INVALID, 0, "The program name contains a NUL byte");
         return abx_fail(err, E_COMMAND_INVALID, 0, "Command contains a NUL byte");
+    }
 
     /* Words are at least one byte and a blank apart; their texts together are no longer than the
      * input and one NUL each. What is over the limits ends here, before anybody copies it. */

@@ -10,7 +10,8 @@
 /* --- commands ------------------------------------------------------------------------------ */
 
 /* Splits as docs/guards.md says: POSIX quotes, no expansion. argv is NULL-terminated, in
- * the arena. text may hold no NUL, and 256 words of 16 KiB each at most (E_COMMAND_INVALID).
+ * the arena. text may hold no NUL (E_PROCESS_INVALID in the first word, else E_COMMAND_INVALID), and 256 words of
+ * 16 KiB each at most (E_COMMAND_INVALID).
  * Errors: E_VALUE "No closing quotation" / "No escaped character" (the caller sets status/prefix). */
 int command_split(const char *text, size_t len, struct arena *arena, char ***ret_argv, size_t *ret_argc,
                   struct abx_error *err);

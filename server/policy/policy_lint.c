@@ -68,7 +68,7 @@ static void lint_bypass(struct lint *l, const struct identity *who)
         const struct rule *r = &p->rules[i];
         if (policy_permits(r, who, NULL, NULL) < 0)
             continue;
-        if ((r->endpoint->flags & EP_PATHS) && has_path_rule(r))
+        if ((r->endpoint->flags & EP_PATHS) && !(r->endpoint->flags & EP_UNLISTED) && has_path_rule(r))
             scoped[n_scoped++] = r->endpoint->id;
         if (r->endpoint->flags & EP_EXEC)
             exec[n_exec++] = r->endpoint->id;

@@ -343,7 +343,8 @@ int files_receive(struct req *req, enum receive_form form, enum receive_use use,
 
 int route_files_upload_stream(struct req *req, struct resp *resp, struct abx_error *err)
 {
-    bool raw = type_is(req_content_type(req), "application/octet-stream");
+    /* Existing clients' JSON is JSON whatever its type says; the raw form has its path in the query. */
+    bool raw = req_query_raw(req, "path", NULL) && type_is(req_content_type(req), "application/octet-stream");
     return files_receive(req, raw ? RECEIVE_RAW : RECEIVE_JSON, RECEIVE_BASE64, err);
 }
 

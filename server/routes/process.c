@@ -60,11 +60,23 @@ int process_admit(const struct req *req, size_t running, int64_t most, struct ab
 
 /* --- small things -------------------------------------------------------------------------------- */
 
+/* An integer of any size; beyond 64 bits the nearest that fits (nobody's pid, nobody's number). */
+static int parse_any_int(const char *text, int64_t *ret)
+{
+    if (num_parse_loose(text, INT64_MIN, INT64_MAX, ret) == 0)
+        return 0;
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")])
+        return -1;
+    *ret = *text == '-' ? INT64_MIN : INT64_MAX;
+    return 0;
+}
+
 static int pid_param(const struct req *req, int64_t *ret, struct abx_error *err)
 {
     size_t len;
     const char *text = req_param(req, "pid", &len);
-    if (!text || strlen(text) != len || num_parse(text, INT64_MIN, INT64_MAX, ret) < 0)
+    if (!text || strlen(text) != len || parse_any_int(text, ret) < 0)
         return abx_fail(err, E_VALUE, 0, "Invalid pid: '%s'", text ? text : "");
     return 0;
 }
@@ -311,22 +323,20 @@ static void stdin_done(void *data, size_t written, int sys)
     free(c);
 }
 
-/* What is to be written: "data_base64", else "data". 1 when there is some. */
+/* What is to be written: "data_base64", else "data". */
 static int stdin_bytes(const json_t *body, struct buf *out, struct abx_error *err)
 {
     const json_t *base64 = json_object_get(body, "data_base64"), *text = json_object_get(body, "data");
     if (base64 && !json_is_null(base64)) {
         if (!json_is_string(base64) ||
-            json_string_length(base64) == 0 ||
             base64_decode(out, json_string_value(base64), json_string_length(base64)) < 0)
             return abx_fail(err, E_VALUE, 0, "'data_base64' is not base64");
-        return 1;
+        return 0;
     }
     if (text && !json_is_null(text)) {
         if (!json_is_string(text))
             return abx_fail(err, E_VALUE, 0, "'data' must be a string");
         buf_add(out, json_string_value(text), json_string_length(text));
-        return 1;
     }
     return 0;
 }
@@ -340,18 +350,17 @@ int route_process_stdin(struct req *req, struct resp *resp, struct abx_error *er
     struct entry *e = find_entry(req, &pid, err);
     if (!e)
         return -1;
-    autobuf struct buf bytes = BUF_INIT;
-    int some = stdin_bytes(body, &bytes, err);
-    if (some < 0)
-        return -1;
-    if (!some && !eof)
-        return abx_fail(err, E_VALUE, 0, "Give 'data', 'data_base64' or 'eof'");
     if (!entry_has_stdin(e))
         return abx_fail(err, E_CONFLICT, 0, "Process %lld was not started with stdin enabled, or it is closed",
                         (long long)pid);
+    autobuf struct buf bytes = BUF_INIT;
+    if (stdin_bytes(body, &bytes, err) < 0)
+        return -1;
+    if (bytes.len == 0 && !bytes.failed && !eof)
+        return abx_fail(err, E_VALUE, 0, "Give 'data', 'data_base64' or 'eof'");
     struct proc *p = entry_proc(e);
     if (bytes.len == 0 && !bytes.failed) {
-        if (some && !p)
+        if (!p && !eof)
             return abx_fail(err, E_CONFLICT, EPIPE, "stdin closed: [Errno 32] Broken pipe");
         if (eof)
             entry_close_stdin(e);
@@ -550,7 +559,7 @@ int route_process_output(struct req *req, struct resp *resp, struct abx_error *e
     if (!e)
         return -1;
     const char *text = req_query(req, "since", NULL);
-    if (text && num_parse_loose(text, INT64_MIN, INT64_MAX, &since) < 0)
+    if (text && parse_any_int(text, &since) < 0)
         return abx_fail(err, E_VALUE, 0, "'since' must be an integer");
     text = req_query(req, "wait", NULL);
     if (text && num_parse_double(text, &wait) < 0)

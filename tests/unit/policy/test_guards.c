@@ -114,7 +114,9 @@ START_TEST(unbalanced_quotes_and_nul_are_refused)
     ck_assert_int_eq(command_split("a \"b\\", 5, &arena, &argv, &argc, &err), -1);
     ck_assert_int_eq(command_split("a\\", 2, &arena, &argv, &argc, &err), -1);
     ck_assert_str_eq(err.message, "No escaped character");
-    ck_assert_int_eq(command_split("a\0b", 3, &arena, &argv, &argc, &err), -1);
+    ck_assert_int_eq(command_split(" a\0b c", 6, &arena, &argv, &argc, &err), -1);
+    ck_assert_int_eq(err.kind, E_PROCESS_INVALID);
+    ck_assert_int_eq(command_split("a b\0c", 5, &arena, &argv, &argc, &err), -1);
     ck_assert_int_eq(err.kind, E_COMMAND_INVALID);
 }
 END_TEST
