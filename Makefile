@@ -5,7 +5,7 @@ PORT ?= 9000
 PTY_PORT ?= 9001
 BASE ?= sandbox
 
-.PHONY: all build run test bench dist install clean
+.PHONY: all build run test bench dist dist-arm64 install clean
 
 all: build
 
@@ -32,8 +32,13 @@ dist:
 	scripts/setup.sh dist
 	scripts/dist.sh
 
+# Beside what `make dist` gave, for 64-bit Arm.
+dist-arm64:
+	scripts/setup.sh dist arm64
+	CROSS=aarch64-linux-gnu scripts/dist.sh
+
 install: build
 	meson install -C $(BUILD)
 
 clean:
-	rm -rf build build-asan build-tsan build-dist build-image dist
+	rm -rf build build-asan build-tsan build-dist build-dist-* build-image dist

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes a Debian package of what `meson install` gave: scripts/deb.sh STAGE VERSION OUT.deb
 # STAGE holds usr/...; depends on what the programs need, recommends what only the modules need.
+# CROSS: as for bundle.sh.
 set -eu
 
 stage=$1 version=$2 out=$3
@@ -8,16 +9,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -a "$stage/." "$work/"
 lib=$work/usr/lib/abx-server
+# shellcheck source=scripts/libraries.sh
+. "$(dirname "$0")/libraries.sh"
 
 # The packages of the libraries that these programs name, with the least version: the one that we built with.
 packages_of() {
-    for program; do
-        readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'
-    done | sort -u | while read -r name; do
-        path=$(/sbin/ldconfig -p | awk -v name="$name" '$1 == name { print $NF; exit }')
-        [ -n "$path" ] || continue
-        real=$(realpath "$path")
-        dpkg-query -S "*/$(basename "$(dirname "$real")")/$(basename "$real")" | head -n 1 | cut -d: -f1
+    needed "$@" | while read -r name; do
+        path=$(library "$name")
+        [ -z "$path" ] || package "$path"
     done | sort -u | while read -r package; do
         dpkg-query -W -f '${Package} (>= ${source:Upstream-Version})\n' "$package" | head -n 1
     done
@@ -32,7 +31,7 @@ mkdir -p "$work/DEBIAN"
 cat >"$work/DEBIAN/control" <<END
 Package: abx-server
 Version: $version
-Architecture: $(dpkg --print-architecture)
+Architecture: $(debian_arch)
 Maintainer: abx-server developers <abx-server@localhost>
 Section: net
 Priority: optional

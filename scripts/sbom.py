@@ -2,7 +2,7 @@
 """The bill of materials of a bundle, as SPDX 2.3 JSON: sbom.py BUNDLE VERSION OUT
 
 Lists our own files and every library that the bundle brings, each with the Debian package and version that it comes from and
-its SHA-256. Asks dpkg, so it runs where the bundle was made.
+its SHA-256. Asks dpkg, so it runs where the bundle was made. CROSS: as for bundle.sh.
 """
 
 import datetime
@@ -21,19 +21,19 @@ def sha256(path: str) -> str:
 
 def debian_package(library: str) -> dict | None:
     """The package that a library of that name comes from, or None."""
-    linker = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    found = re.search(rf"^\s*{re.escape(library)} .*=> (\S+)$", linker, re.M)
-    if not found:
+    compiler = f"{os.environ['CROSS']}-gcc" if os.environ.get("CROSS") else "gcc"
+    found = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True).stdout.strip()
+    if found == library:
         return None
-    real = "/".join(os.path.realpath(found[1]).split("/")[-2:])
+    real = "/".join(os.path.realpath(found).split("/")[-2:])
     owner = subprocess.run(["dpkg-query", "-S", f"*/{real}"], capture_output=True, text=True)
     if owner.returncode != 0:
         return None
-    name = owner.stdout.splitlines()[0].split(":")[0]
+    name = owner.stdout.splitlines()[0].split(": ")[0]
     shown = subprocess.run(["dpkg-query", "-W", "-f", "${Version}\t${source:Package}\t${Homepage}\n", name],
                            capture_output=True, text=True, check=True).stdout.splitlines()[0]
     version, source, homepage = shown.split("\t")
-    return {"name": name, "version": version, "source": source, "homepage": homepage or "NOASSERTION"}
+    return {"name": name.split(":")[0], "version": version, "source": source, "homepage": homepage or "NOASSERTION"}
 
 
 def spdx_id(text: str) -> str:
