@@ -9,47 +9,20 @@ everywhere) is taken to be one with the user `user` and python3, and `start_cmd`
 """
 
 import argparse
-import contextlib
 import glob
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
+
+import roots
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MOUNTS = r"""
-set -e
-root=$1; shift
-mount --make-rprivate /
-mount --bind "$root" "$root"
-mount -t proc proc "$root/proc"
-mount -t tmpfs -o mode=755 tmpfs "$root/dev"
-for node in null zero full random urandom tty; do : >"$root/dev/$node"; mount --bind "/dev/$node" "$root/dev/$node"; done
-mkdir "$root/dev/pts" "$root/dev/shm"
-mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$root/dev/pts"
-mount -t tmpfs tmpfs "$root/dev/shm"
-ln -s pts/ptmx "$root/dev/ptmx"
-ln -s /proc/self/fd "$root/dev/fd"
-if [ -n "$SHARED_TMP" ]; then mount --bind /tmp "$root/tmp"; fi
-if [ -n "$OWN_NETWORK" ]; then ip link set lo up 2>/dev/null || true; fi
-if [ -n "$KEEP" ]; then exec chroot $AS "$root" /usr/bin/env "$@"; fi
-exec chroot $AS "$root" /usr/bin/env -i "$@"
-"""
-
-
-def inside(root: str, argv: list[str], env: dict, cwd: str = "/", user: str = "", network: bool = True, shared_tmp: bool = False):
-    """The command that runs argv as process 1 of its own namespaces in root."""
-    namespaces = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts"] + ([] if network else ["--net"])
-    settings = [f"{k}={v}" for k, v in env.items()]
-    command = ["unshare", *namespaces, "/bin/sh", "-c", MOUNTS, "sh", root, *settings, "/bin/sh", "-c",
-               'cd "$1" && shift && exec "$@"', "sh", cwd, *argv]
-    return command, {**os.environ, "AS": f"--userspec={user}" if user else "", "SHARED_TMP": "1" if shared_tmp else "",
-                     "OWN_NETWORK": "" if network else "1", "KEEP": ""}
 
 
 class Stage:
@@ -69,13 +42,7 @@ class Image:
     def base(self, name: str) -> str:
         """A cached root file system for an image, by mmdebstrap."""
         suite = (re.match(r"debian:(\w+)", name) or ["", "bookworm"])[1]
-        cached = os.path.join(self.work, f"base-{suite}")
-        if not os.path.exists(cached):
-            shutil.rmtree(cached + ".part", ignore_errors=True)
-            subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "--aptopt=Acquire::Retries 5",
-                            '--aptopt=APT::Sandbox::User "root"', suite, cached + ".part"], check=True)
-            os.rename(cached + ".part", cached)
-        return cached
+        return roots.make(os.path.join(self.work, f"base-{suite}"), suite)
 
     def build(self) -> Stage:
         wanted, args, stage, names = set(), {}, None, {}
@@ -126,9 +93,8 @@ class Image:
         return re.sub(r"\$\{(\w+)\}", lambda m: values.get(m[1], ""), text)
 
     def run(self, stage: Stage, command: str, scope: dict) -> None:
-        shutil.copyfile("/etc/resolv.conf", os.path.join(stage.root, "etc/resolv.conf"))
-        argv, env = inside(stage.root, ["/bin/sh", "-c", command], {**stage.env, **scope, "HOME": "/root"}, stage.cwd)
-        subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
+        roots.trust(stage.root)
+        roots.run(stage.root, command, {**stage.env, **scope, "HOME": "/root"}, stage.cwd)
 
     def step(self, stage: Stage, kind: str, rest: str, scope: dict) -> None:
         print(f"  {kind} {rest[:100]}", flush=True)
@@ -186,74 +152,68 @@ def start_cmd(stage: Stage) -> list[str]:
         return shlex.split(re.search(r"^start_cmd: (.*)$", f.read(), re.M)[1])
 
 
-@contextlib.contextmanager
 def served(stage: Stage):
-    """The image's command as process 1 without any network but its own loopback; gives ask(shell command) -> output."""
-    argv, env = inside(stage.root, start_cmd(stage), {**stage.env, "HOME": "/home/user"}, stage.cwd, stage.user, network=False)
-    server = subprocess.Popen(argv, env=env)
-    try:
-        first = None
-        for _ in range(100):
-            time.sleep(0.05)
-            children = f"/proc/{server.pid}/task/{server.pid}/children"
-            with open(children, encoding="ascii") as f:
-                first = f.read().split()
-            if first and "abx-server" in os.readlink(f"/proc/{first[0]}/exe"):
-                break
-        else:
-            sys.exit("the command does not start")
-
-        def ask(command: str) -> str:
-            done = subprocess.run(["nsenter", "-t", first[0], "-m", "-p", "-n", "-r", "-w", "/bin/sh", "-c", command],
-                                  capture_output=True, text=True, timeout=60, env=stage.env)
-            if done.returncode != 0:
-                sys.exit(f"{command}\nexit {done.returncode}: {done.stdout}{done.stderr}")
-            return done.stdout
-        yield ask, int(first[0])
-        os.kill(int(first[0]), 15)
-        code = server.wait(timeout=10)
-        if code != 0:
-            sys.exit(f"SIGTERM: exit {code}, not 0")
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+    """The image's command, as the image's user."""
+    return roots.served(stage.root, start_cmd(stage), {**stage.env, "HOME": "/home/user"}, stage.cwd, stage.user)
 
 
-PYTHON_GET = """python3 - <<'END'
-import json, time, urllib.request
-def call(path, body=None):
-    return urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:9000" + path, body and json.dumps(body).encode()), timeout=20)
-for _ in range(100):
-    try:
-        assert call("/health").status == 200
-        break
-    except OSError:
-        time.sleep(0.05)
-print(json.load(call("/commands/hello", {"name": "Ada"})))
-print(json.load(call("/commands/describe", {"text": "so it goes"}))["result"]["words"])
-print(json.load(call("/shell", {"command": "id -un"}))["stdout"].strip())
-print(json.load(call("/shell", {"command": "cat /proc/1/comm"}))["stdout"].strip())
-END"""
+def expect(what: str, found, wanted) -> None:
+    if found != wanted:
+        sys.exit(f"{what}: expected {wanted!r}, not {found!r}")
+
+
+def smoke_template(stage: Stage, server: roots.Running) -> None:
+    """What the template is for, by the name in its template.yaml."""
+    with open(stage.root + stage.cwd + "/template.yaml", encoding="utf-8") as f:
+        name = re.search(r"^name: (.*)$", f.read(), re.M)[1]
+    if name == "agents-cli":
+        found = server.call("POST", "/commands/which_agents", {})[1]["result"]
+        expect("agents", sorted(k for k, v in found.items() if v), ["codex", "qwen"])
+        for agent in found:
+            answer = server.call("POST", "/shell", {"command": f"{agent} --version"})[1]
+            expect(f"{agent} --version", (answer["exit_code"], bool(re.search(r"\d+\.\d+", answer["stdout"]))), (0, True))
+            print(f"  {agent}: {answer['stdout'].strip()}")
+        expect("sessions", server.call("GET", "/v1/agents/sessions")[0], 200)
+    elif name == "browser":
+        expect("browser", server.call("POST", "/commands/which_browser", {})[1], {"result": "/usr/bin/chromium"})
+        page = "data:text/html,<title>here</title><h1>there</h1>"
+        status, answer = server.call("POST", "/browser/navigate", {"url": page})
+        expect("the page's title", (status, answer.get("title")), (200, "here"))
+    else:
+        expect("hello", server.call("POST", "/commands/hello", {"name": "Ada"}), (200, {"result": "Hello, Ada!"}))
+        expect("the helper in Python", server.call("POST", "/commands/describe", {"text": "so it goes"})[1]["result"]["words"], 3)
 
 
 def smoke(stage: Stage) -> None:
-    with served(stage) as (ask, _):
-        answers = ask(PYTHON_GET).split("\n")
-        expected = ["{'result': 'Hello, Ada!'}", "3", "user" if stage.user else "root",
-                    os.path.basename(start_cmd(stage)[0])[:15]]  # as much of a name as the kernel keeps
-        if answers[:4] != expected:
-            sys.exit(f"expected {expected}, not {answers}")
-        ask("abx-server healthcheck && agent-sandbox-server healthcheck --port 9000")
+    with served(stage) as server:
+        def shell(command: str) -> str:
+            return server.call("POST", "/shell", {"command": command})[1]["stdout"].strip()
+
+        expect("GET /health", server.call("GET", "/health")[0], 200)
+        smoke_template(stage, server)
+        expect("user", shell("id -un"), "user" if stage.user else "root")
+        expect("process 1", shell("cat /proc/1/comm"), os.path.basename(start_cmd(stage)[0])[:15])  # as much as the kernel keeps
+        if stage.user:
+            expect("the template's files", shell(f"sh -c 'cd {stage.cwd} && ! test -w commands.so && ! test -w . && echo closed'"), "closed")
+        # An orphan becomes process 1's child; it must not stay as a zombie when it ends.
+        orphan = shell("sh -c 'setsid sleep 0.2 >/dev/null 2>&1 & echo $!'")
+        server.shell(f"for i in $(seq 100); do [ -e /proc/{orphan} ] || exit 0; sleep 0.1; done; cat /proc/{orphan}/stat; exit 1")
+        server.shell("abx-server healthcheck && agent-sandbox-server healthcheck --port 9000")
         if stage.health:
-            ask(shlex.join(stage.health))
+            health = shlex.join(stage.health)
+            server.shell(health)
+            os.kill(server.pid, signal.SIGSTOP)
+            server.shell(f"if {health}; then echo healthy though stopped; exit 1; fi")
+            os.kill(server.pid, signal.SIGCONT)
+        # SIGTERM, which comes next, finds something at work.
+        expect("a background process", server.call("POST", "/process/start", {"command": "sleep 1000"})[0], 200)
     print("served, answered, stopped")
 
 
 def conformance(stage: Stage, areas: list[str]) -> None:
     """The runner starts the image's server through a script, in the image's root but with the runner's /tmp and variables."""
     settings = {k: v for k, v in {**stage.env, "HOME": "/root"}.items() if k != "ABX_SERVER_BASE_DIR"}
-    argv, env = inside(stage.root, ["/usr/local/bin/abx-server"], settings, shared_tmp=True)
+    argv, env = roots.inside(stage.root, ["/usr/local/bin/abx-server"], settings, shared_tmp=True)
     exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items() if k in ("AS", "SHARED_TMP", "OWN_NETWORK"))
     with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
         script.write(f'#!/bin/sh\n{exports}export KEEP=1\nexec {shlex.join(argv)} "$@"\n')
