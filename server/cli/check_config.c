@@ -121,6 +121,7 @@ struct host_world {
     struct spawner *spawner;
     struct env_map *env;
     struct registry *registry;
+    bool stopped;
 };
 
 static int load_commands(struct host_world *w, const struct settings *s, const struct policy_doc *doc,
@@ -141,19 +142,20 @@ static int load_commands(struct host_world *w, const struct settings *s, const s
 
 static void hosts_stopped(void *data)
 {
-    *(bool *)data = true;
+    struct host_world *w = data;
+    w->stopped = true;
+    uv_stop(loop_uv(w->loop)); /* the turn that says so may have nothing else to wait for */
 }
 
 static void host_world_done(struct host_world *w)
 {
-    bool stopped = !w->spawner;
     if (w->registry) {
         registry_stop(w->registry);
         registry_unref(w->registry);
     }
     if (w->spawner)
-        spawner_stop(w->spawner, 0, hosts_stopped, &stopped);
-    while (!stopped) /* workers still look for what belongs to the hosts: the spawner outlives them */
+        spawner_stop(w->spawner, 0, hosts_stopped, w);
+    while (w->spawner && !w->stopped) /* workers still look for what belongs to the hosts: the spawner outlives them */
         uv_run(loop_uv(w->loop), UV_RUN_ONCE);
     if (w->loop)
         uv_run(loop_uv(w->loop), UV_RUN_NOWAIT); /* what ends a turn later */

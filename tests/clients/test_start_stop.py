@@ -161,6 +161,11 @@ def test_check_config_with_commands_ends_in_order():
         assert [(check.communicate(timeout=60)[1], check.returncode) for check in checks] == [(b"", 0)] * 8
 
 
+def test_check_config_with_commands_that_are_not_there_ends():
+    check = subprocess.run([PROGRAM, "check-config", "--commands", "/nowhere/none.so"], capture_output=True, timeout=10)
+    assert check.returncode == 1 and b"/nowhere/none.so" in check.stderr
+
+
 @pytest.mark.parametrize("port", ["0", "99999", "-1", "x", "", "80.5"])
 def test_bad_port_numbers_are_refused(port):
     for flag in ("--port", "--pty-port"):
