@@ -45,6 +45,11 @@ static struct stream *stream_new(struct req *r, const struct stream_ops *ops, vo
     return s;
 }
 
+static bool left_early(const struct stream *s)
+{
+    return s->conn->half_closed || atomic_load(&s->req->gone);
+}
+
 static struct stream *open_stream(struct req *r, const char *content_type, int64_t length, bool sse,
                                   const struct stream_ops *ops, void *owner)
 {
@@ -85,10 +90,10 @@ static struct stream *open_stream(struct req *r, const char *content_type, int64
         r->http->metrics->streams++;
     }
     conn_flush_later(c);
-    if (c->half_closed || atomic_load(&r->gone)) {
-        /* It left before the stream began: tell the producer soon, not from within this call. */
-        timer_start(&c->deadline, 0);
-    }
+    /* It left before the stream began: the producer hears it soon, not from within this call; and not by the
+     * connection's deadline, which ends when the head has been written. */
+    if (left_early(s))
+        timer_start(&s->heartbeat, 0);
     return s;
 }
 
@@ -200,6 +205,10 @@ void stream_comment(struct stream *s, const char *text)
 static void beat(void *data)
 {
     struct stream *s = data;
+    if (left_early(s)) {
+        conn_close(s->conn); /* frees the stream */
+        return;
+    }
     uint64_t quiet = loop_now(s->req->http->loop) - s->last_write;
     if (quiet >= HEARTBEAT_MS) {
         if (conn_pending(s->conn) == 0)

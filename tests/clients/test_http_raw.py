@@ -272,6 +272,15 @@ def test_a_client_that_only_closed_its_sending_side_gets_its_answer(raw):
     assert one.answer()[0] == 200
 
 
+def test_a_client_that_left_before_its_stream_began_ends_it(raw):
+    """A watch is opened on a worker; its descriptors must not wait for a heartbeat that finds nobody (15 s and more)."""
+    for _ in range(10):
+        one = raw()
+        one.send("GET /files/watch?path=. HTTP/1.1\r\nHost: x\r\n\r\n")
+        one.socket.shutdown(socket.SHUT_WR)
+        assert b"event: end" not in one.read_all()  # within the socket's 10 s
+
+
 def test_idle_and_dribbling_connections_do_not_slow_others(server, raw):
     idle = [raw() for _ in range(300)]
     for number, one in enumerate(idle):
