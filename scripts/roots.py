@@ -141,7 +141,7 @@ class Running:
 
     def call(self, method: str, path: str, body: dict | None = None, port: int = 9000, wait: float = 20) -> tuple[int, dict]:
         """Status and JSON of an answer; only the network is the root's, so nothing need be installed there."""
-        asked = json.dumps([method, path, body and json.dumps(body), port, wait])
+        asked = json.dumps([method, path, None if body is None else json.dumps(body), port, wait])
         done = subprocess.run(["nsenter", "-t", str(self.pid), "-n", sys.executable, "-c", CALL, asked], capture_output=True,
                               text=True, timeout=120)
         if done.returncode != 0:
