@@ -97,6 +97,8 @@ def walk(work: str, user: str, debs: str | None, port: int) -> None:
     folder = home + "/abx-server"
     roots.run(root, "scripts/setup.sh", cwd=folder, user=user)
     timer.part("scripts/setup.sh (downloads and installs)")
+    roots.run(root, "make build", cwd=folder, user=user)  # by itself, so that its processor time is told
+    timer.part("make build")
     log = os.path.join(work, "run.log")
     argv, env = roots.inside(root, ["make", "run", f"PORT={port}", f"PTY_PORT={port + 1}"],
                              {"PATH": roots.PATH, "HOME": home, **settings()}, folder, user)
