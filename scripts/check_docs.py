@@ -2,13 +2,13 @@
 """Holds README.md and docs/ against the sources: what one says, the other has.
 
     scripts/check_docs.py            prints one line per difference; exit status 1 when there is one
-    scripts/check_docs.py --write    makes docs/endpoints.md anew from the table
+    scripts/check_docs.py --write    makes docs/endpoints.md and docs/api.md anew from the table
 
 - every endpoint of server/routes/routes.def is in the docs as `METHOD /path` (a WebSocket by its path), and every
   `METHOD /path` and every curl example of the docs is an endpoint
 - every environment variable that the server reads is in the docs, and every ABX_ variable of the docs is read by it or
   by what packaging/ brings
-- docs/endpoints.md is what the table says
+- docs/endpoints.md and docs/api.md are what the table says
 - every scope, error code (server/base/errors.def), limit and parameter of a policy (server/policy/knobs.def) and option of
   the subcommands is in the docs
 - every relative link leads to a file, and its #anchor to a heading there
@@ -20,6 +20,8 @@
 import pathlib
 import re
 import sys
+
+import api_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -51,30 +53,29 @@ def routes() -> list[tuple[str, str, str]]:
 
 def endpoint_page() -> str:
     """docs/endpoints.md: ids, scopes, limits and parameters, as policies name them."""
-    table = read("server/routes/routes.def")
-    macros = dict(re.findall(r"#define (EXEC_\w+)((?:.*\\\n)*.*)", read("server/routes/table.c")))
     groups: dict[str, list[str]] = {}
-    for entry in re.findall(r"^ROUTE\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", table, re.M):
-        name, method, path, group = re.match(r'ROUTE\((\w+), (\w+), "([^"]+)", (\w+)', entry).groups()
-        full = re.sub(r"EXEC_\w+", lambda m: macros[m.group()], entry)
-        scopes = re.search(r"SCOPES\(([^)]*)\)", full)
-        also = re.search(r'rule_of = "(\w+)"', full)
-        settings = [f"`{x}`" for x in re.findall(r"LIM\((\w+)\)", full) + re.findall(r"PAR\((\w+)\)", full)]
-        if "EP_PATHS" in full:
+    for row in api_table.rows():
+        settings = [f"`{x}`" for x in row["limits"] + row["params"]]
+        if "EP_PATHS" in row["flags"]:
             settings.append("`paths`")
-        if also:
-            settings = [f"the rule of `{also.group(1)}`"]
-        cells = [f"`{name}`", f"`{'WebSocket' if method == 'WS' else method} {path}`",
-                 ", ".join(f"`{x}`" for x in re.findall(r'"([^"]+)"', scopes.group(1))) if scopes else "", ", ".join(settings)]
-        groups.setdefault(group.lower(), []).append("| " + " | ".join(cells) + " |")
+        if row["rule_of"]:
+            settings = [f"the rule of `{row['rule_of']}`"]
+        method = "WebSocket" if row["method"] == "WS" else row["method"]
+        cells = [f"`{row['id']}`", f"`{method} {row['path']}`", ", ".join(f"`{x}`" for x in row["scopes"]), ", ".join(settings)]
+        groups.setdefault(row["group"], []).append("| " + " | ".join(cells) + " |")
     page = ["# Endpoints", "",
             "Ids as policies name them, scopes that a caller needs, and what a rule may set there beside `enabled`, `scopes`, `audit` and",
             "the limits of every endpoint (`max_request_bytes`, `rate_per_minute`, `max_concurrency`). [policy.md](policy.md) says what",
-            "each of them does; `GET /capabilities` says what holds for the caller. Made by `scripts/check_docs.py --write`."]
+            "each of them does, [api.md](api.md) what it takes and answers; `GET /capabilities` says what holds for the caller. Made by",
+            "`scripts/check_docs.py --write`."]
     for group, rows in groups.items():
         off = ", off by default" if group in ("dev_tools", "browser", "agents") else ""
         page += ["", f"## Group `{group}`{off}", "", "| id | endpoint | scopes | limits, parameters |", "|---|---|---|---|", *rows]
     return "\n".join(page) + "\n"
+
+
+# Pages that are made from the table.
+MADE = {"docs/endpoints.md": endpoint_page, "docs/api.md": api_table.doc}
 
 
 def shape(path: str) -> str:
@@ -88,7 +89,7 @@ def said_paths(text: str) -> set[tuple[str, str]]:
 
 
 def check_endpoints(docs: dict[str, str]) -> list[str]:
-    text = "\n".join(body for page, body in docs.items() if page != "docs/endpoints.md")
+    text = "\n".join(body for page, body in docs.items() if page not in MADE)
     said, known = said_paths(text), {(m, shape(p)) for _, m, p in routes()}
     wrong = []
     for name, method, path in routes():
@@ -97,8 +98,7 @@ def check_endpoints(docs: dict[str, str]) -> list[str]:
                 wrong.append(f"routes.def: WebSocket {path} ({name}) is not in the docs")
         elif (method, shape(path)) not in said:
             wrong.append(f"routes.def: {method} {path} ({name}) is not in the docs")
-    if docs.get("docs/endpoints.md") != endpoint_page():
-        wrong.append("docs/endpoints.md is not what routes.def says: scripts/check_docs.py --write")
+    wrong += [f"{page} is not what the table says: scripts/check_docs.py --write" for page, make in MADE.items() if docs.get(page) != make()]
     known |= {("GET", shape(p)) for _, m, p in routes() if m == "WS"}
     for page, body in docs.items():
         for method, path in sorted(said_paths(body)):
@@ -134,7 +134,7 @@ def check_names(docs: dict[str, str]) -> list[str]:
         if f"`{code}`" not in text:
             wrong.append(f"errors.def: the code {code} is not in the docs")
     for scope in sorted(set(re.findall(r'"([a-z]+:[a-z]+)"', read("server/routes/routes.def")))):
-        if not any(scope in body for page, body in docs.items() if page != "docs/endpoints.md"):
+        if not any(scope in body for page, body in docs.items() if page not in MADE):
             wrong.append(f"routes.def: the scope {scope} is not in the docs")
     policy = docs["docs/policy.md"]
     for kind, name in re.findall(r"^(LIMIT|PARAM)\((\w+),", read("server/policy/knobs.def"), re.M):
@@ -228,7 +228,8 @@ def check() -> list[str]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        (ROOT / "docs/endpoints.md").write_text(endpoint_page(), encoding="utf-8")
+        for made, make in MADE.items():
+            (ROOT / made).write_text(make(), encoding="utf-8")
     differences = check()
     print("\n".join(differences) or "docs and sources agree")
     sys.exit(1 if differences else 0)

@@ -497,7 +497,7 @@ int route_run_command(struct req *req, struct resp *resp, struct abx_error *err)
 
 /* --- GET /commands ------------------------------------------------------------------------------------------------- */
 
-int route_list_commands(struct req *req, struct resp *resp, struct abx_error *err)
+json_t *commands_visible(struct req *req, bool with_builtin)
 {
     const struct registry *r = req_app(req)->registry->current;
     json_t *list = json_array();
@@ -507,10 +507,15 @@ int route_list_commands(struct req *req, struct resp *resp, struct abx_error *er
             json_array_append_new(list, command_spec_json(c->spec));
     }
     const struct builtin_command *b;
-    for (size_t i = 0; req_query_bool(req, "builtin") && (b = builtin_command_at(i)); i++)
+    for (size_t i = 0; with_builtin && (b = builtin_command_at(i)); i++)
         if (!r || !registry_find(r, b->name, strlen(b->name)))
             json_array_append_new(list, builtin_command_json(b));
-    return resp_json(resp, err, "{s:o}", "commands", list);
+    return list;
+}
+
+int route_list_commands(struct req *req, struct resp *resp, struct abx_error *err)
+{
+    return resp_json(resp, err, "{s:o}", "commands", commands_visible(req, req_query_bool(req, "builtin")));
 }
 
 /* --- routes of a template --------------------------------------------------------------------------------------------- */

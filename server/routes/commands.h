@@ -24,5 +24,8 @@ const struct endpoint *const *commands_taken(size_t *ret_n);
 int commands_site(struct registry *registry, const struct policy_inputs *in, struct site **ret,
                   struct abx_error *err);
 
+/* Commands that the caller may see, as GET /commands lists them: new array, NULL when memory is out. */
+json_t *commands_visible(struct req *req, bool with_builtin);
+
 /* From now on commands come from this registry (takes a reference of its own). */
 void commands_use(struct app *app, struct registry *registry);
