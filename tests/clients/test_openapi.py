@@ -306,7 +306,7 @@ def test_successes_of_agents_are_as_described(walk):
 
     session = walk("agents_sessions_create", body={"agent_id": definition, "environment": {"id": environment}, "metadata": {"k": "v"},
                                                    "input": "think: a\nrun: echo hi\nwrite: f.txt hello\nspawn: say: x\nsay: done"})["id"]
-    one = {"session_id": session}
+    one = {"id": session}
     walk.until(lambda s: s["status"] == "idle", "agents_sessions_get", one)
     walk("agents_sessions_list")
     walk("agents_sessions_update", one, body={"metadata": {"k": "w"}})
