@@ -114,7 +114,7 @@ int agents_sessions_events_stream(struct call *c)
     static const struct stream_ops stream_ops = {.drain = on_drain, .gone = on_gone};
     static const struct evlog_ops log_ops = {
         .frame = on_frame, .ready = is_ready, .gap = on_gap, .ended = on_ended};
-    const char *id = call_param(c, "session_id"), *after = req_query(c->req, "after", NULL);
+    const char *id = call_param(c, "id"), *after = req_query(c->req, "after", NULL);
     struct session *s = session_find(c->ag, id, call_owner(c), false);
     if (!s)
         return ag_unknown(c->e, "session_id", "session", id);

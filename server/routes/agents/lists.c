@@ -63,7 +63,7 @@ static int turn_exists(struct call *c, int64_t rid, const char *turn)
 static int with_session(struct call *c,
                         int (*fn)(struct call *c, int64_t rid, const char *id, json_t **ret))
 {
-    const char *id = call_param(c, "session_id");
+    const char *id = call_param(c, "id");
     int64_t rid;
     json_t *o = NULL;
     store_lock(c->ag->store);
@@ -203,7 +203,7 @@ int agents_artifacts_delete(struct call *c) { return with_session(c, drop_artifa
 
 int agents_artifacts_content(struct call *c)
 {
-    const char *id = call_param(c, "session_id"), *artifact = call_param(c, "artifact_id");
+    const char *id = call_param(c, "id"), *artifact = call_param(c, "artifact_id");
     int64_t rid;
     autojson json_t *row = NULL;
     store_lock(c->ag->store);
@@ -620,7 +620,7 @@ enum what { SUB_TURNS, SUB_TURN, SUB_ITEMS, SUB_TURN_ITEMS };
 
 static int story(struct call *c, enum what what)
 {
-    const char *id = call_param(c, "session_id"), *sub = call_param(c, "subagent_id"),
+    const char *id = call_param(c, "id"), *sub = call_param(c, "subagent_id"),
                *turn = call_param(c, "turn_id");
     int64_t rid;
     autojson json_t *row = NULL, *all_turns = json_array(), *all_items = json_array();

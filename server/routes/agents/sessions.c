@@ -462,7 +462,7 @@ int agents_sessions_list(struct call *c)
 int agents_sessions_get(struct call *c)
 {
     json_t *o = NULL;
-    const char *id = call_param(c, "session_id");
+    const char *id = call_param(c, "id");
     store_lock(c->ag->store);
     sqlite3_stmt *s = store_stmt(c->ag->store,
                                  "SELECT id, " SESSION_COLS
@@ -485,7 +485,7 @@ static void synced(void *data)
 
 int agents_sessions_update(struct call *c)
 {
-    const char *id = call_param(c, "session_id");
+    const char *id = call_param(c, "id");
     struct session *s = session_find(c->ag, id, call_owner(c), false);
     if (!s)
         return ag_unknown(c->e, "session_id", "session", id);
@@ -515,7 +515,7 @@ int agents_sessions_update(struct call *c)
 
 int agents_sessions_delete(struct call *c)
 {
-    const char *id = call_param(c, "session_id");
+    const char *id = call_param(c, "id");
     struct session *s = session_find(c->ag, id, call_owner(c), false);
     if (!s)
         return ag_unknown(c->e, "session_id", "session", id);
@@ -666,7 +666,7 @@ static int read_events(struct submit *k, struct call *c, const json_t *body)
 
 int agents_sessions_events_create(struct call *c)
 {
-    const char *id = call_param(c, "session_id");
+    const char *id = call_param(c, "id");
     struct session *s = session_find(c->ag, id, call_owner(c), false);
     if (!s)
         return ag_unknown(c->e, "session_id", "session", id);
