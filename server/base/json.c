@@ -338,6 +338,12 @@ json_t *json_text(const char *s)
     return s ? json_bytes(s, strlen(s)) : json_null();
 }
 
+const char *json_word(const json_t *value)
+{
+    const char *s = json_string_value(value);
+    return s && strlen(s) == json_string_length(value) ? s : NULL;
+}
+
 json_t *json_make(struct abx_error *err, const char *fmt, ...)
 {
     va_list ap;

@@ -33,5 +33,8 @@ void json_write_string(struct buf *out, const char *s, size_t len);
 json_t *json_bytes(const void *data, size_t len);
 json_t *json_text(const char *s); /* the same for a C string; NULL gives JSON null */
 
+/* The text of a string that holds no NUL, so that it can be compared as C text; NULL for all else. */
+const char *json_word(const json_t *value);
+
 /* json_pack with `err`: E_NO_MEMORY on failure. */
 json_t *json_make(struct abx_error *err, const char *fmt, ...);

@@ -254,6 +254,8 @@ static int authenticate(struct req *r, struct abx_error *err)
             } else if (strcasecmp(name, "x-access-token") != 0) {
                 continue;
             }
+            if (!len && (r->route->ep.flags & EP_QUERY_TOKEN))
+                continue; /* a blank one is none: the query's is read */
             if (n == MAX_CREDENTIALS)
                 return abx_fail(err, E_AMBIGUOUS_CREDENTIALS, 0, "Too many credential headers");
             creds[n++] = (struct credential){.bearer = pass == 0, .value = value, .len = len};

@@ -355,11 +355,18 @@ static int genmask(wslay_event_context_ptr ctx, uint8_t *out, size_t len, void *
     return 0;
 }
 
+/* 16 bytes in base64 (RFC 6455, 4.2.1). */
+static bool key_is_good(const char *key)
+{
+    autobuf struct buf bytes = BUF_INIT;
+    return key && strlen(key) == 24 && base64_decode(&bytes, key, 24) == 0 && bytes.len == 16;
+}
+
 int ws_check(const struct req *r, struct abx_error *err)
 {
     const char *key = req_header(r, "sec-websocket-key"), *version = req_header(r, "sec-websocket-version");
     if (!has_token(req_header(r, "connection"), "upgrade") || !has_token(req_header(r, "upgrade"), "websocket") ||
-        !key || !*key || strlen(key) > 128 || !version || strcmp(version, "13") != 0 || r->http10)
+        !key_is_good(key) || !version || strcmp(version, "13") != 0 || r->http10)
         return abx_fail(err, E_BAD_REQUEST, 0, "Not a WebSocket handshake (RFC 6455, 4.2.1)");
     return 0;
 }

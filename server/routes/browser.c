@@ -246,7 +246,7 @@ static int until_of(const json_t *body, const char *name, struct browser_call *c
         return 0;
     call->has_until = true;
     for (size_t i = 0; i < ARRAY_LEN(words); i++) {
-        if (json_is_string(v) && strcmp(json_string_value(v), words[i]) == 0) {
+        if (json_word(v) && strcmp(json_word(v), words[i]) == 0) {
             call->until = (enum browser_until)i;
             return 0;
         }
@@ -275,7 +275,7 @@ int route_browser_screenshot(struct req *req, struct resp *resp, struct abx_erro
     const json_t *body = req_body(req);
     struct browser_call call = {
         .op = BROWSER_SCREENSHOT, .timeout_ms = DEFAULT_MS, .full_page = true};
-    const char *format = json_string_value(json_object_get(body, "format"));
+    const char *format = json_word(json_object_get(body, "format"));
     const json_t *selector = json_object_get(body, "selector");
     /* An empty selector means the page, as for every client that always sends the field. */
     if (!(json_is_string(selector) && json_string_length(selector) == 0) &&

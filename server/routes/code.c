@@ -127,9 +127,9 @@ static bool policy_allows(const struct rule *rule, const char *name)
 static int decode_language(struct call *c, const struct exec_ctx *ctx, const json_t *body, struct abx_error *err)
 {
     const json_t *value = json_object_get(body, "language");
-    const char *sent = value ? json_string_value(value) : "python";
+    const char *sent = value ? json_word(value) : "python";
     if (!sent)
-        return unsupported(ctx, "(not a string)", err);
+        return unsupported(ctx, "(no plain string)", err);
     char name[32] = "";
     for (size_t i = 0; sent[i] && i < sizeof(name) - 1; i++)
         name[i] = (char)(sent[i] >= 'A' && sent[i] <= 'Z' ? sent[i] + ('a' - 'A') : sent[i]);

@@ -164,7 +164,7 @@ static int decode_user(const struct exec_ctx *ctx, const json_t *body, struct ex
     if (!value || json_is_null(value))
         return 0;
     char number[24];
-    const char *name = json_string_value(value);
+    const char *name = json_word(value);
     if (json_is_integer(value)) {
         snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         name = number;

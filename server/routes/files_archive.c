@@ -132,7 +132,7 @@ static void packed(void *data)
 int route_files_archive(struct req *req, struct resp *resp, struct abx_error *err)
 {
     const json_t *format = json_object_get(req_body(req), "format");
-    const char *name = format ? json_string_value(format) : "tar.gz";
+    const char *name = format ? json_word(format) : "tar.gz";
     bool zip = name && strcmp(name, "zip") == 0;
     if (!zip && (!name || strcmp(name, "tar.gz") != 0))
         return abx_fail(err, E_VALUE, 0, "'format' must be tar.gz or zip");

@@ -74,7 +74,7 @@ static int decode_shell(const json_t *body, const char **ret, struct abx_error *
         *ret = access("/bin/bash", X_OK) == 0 ? "/bin/bash" : "/bin/sh";
         return 0;
     }
-    const char *asked = json_string_value(value);
+    const char *asked = json_word(value);
     for (size_t i = 0; asked && i < ARRAY_LEN(shells); i++) {
         if (strcmp(asked, shells[i]) == 0) {
             *ret = shells[i];
@@ -84,7 +84,7 @@ static int decode_shell(const json_t *body, const char **ret, struct abx_error *
     return abx_fail(err, E_VALUE, 0,
                     "Shell '%.100s' is not allowed; permitted: /bin/bash, /bin/sh, /bin/zsh, /usr/bin/bash, "
                     "/usr/bin/zsh",
-                    asked ? asked : "(not a string)");
+                    asked ? asked : "(no plain string)");
 }
 
 static int decode_side(const json_t *body, const char *name, int fallback, int *ret, struct abx_error *err)

@@ -119,3 +119,12 @@ def test_malformed_messages_are_ignored(server, session):
     while b"st1ll" not in seen:
         seen += one.frame()[1]
     one.socket.close()
+
+
+@pytest.mark.parametrize("key", ["", "x", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAAAA",
+                                 "!AAAAAAAAAAAAAAAAAAAAA=="])
+def test_a_key_that_is_not_16_bytes_is_no_handshake(server, session, key):
+    with contextlib.closing(socket.create_connection(("127.0.0.1", server.pty_port), timeout=10)) as asking:
+        asking.sendall((f"GET /pty?session_id={session} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+                        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n").encode())
+        assert asking.recv(65536).split(b"\r\n")[0] == b"HTTP/1.1 400 Bad Request"
