@@ -206,9 +206,9 @@ def artefacts(work: str, dist: str) -> None:
     shutil.copy(package, root + "/tmp/abx-server.deb")
     install = "apt-get update -q && apt-get install -y -q --no-install-recommends"
     roots.run(root, f"{install} /tmp/abx-server.deb gcc libc6-dev pkg-config libgit2-1.5 libarchive13 libsqlite3-0 libcurl4")
-    roots.run(root, "mkdir /app && cc -shared -fPIC -o /app/commands.so $(pkg-config --cflags abx-commands) "
+    roots.run(root, "cc -shared -fPIC -o /root/commands.so $(pkg-config --cflags abx-commands) "
                     "/usr/share/abx-server/templates/python-hello/commands.c")
-    app(root, root + "/app/commands.so")
+    app(root, root + "/root/commands.so")
     with roots.served(root, ["/usr/bin/agent-sandbox-server", *SERVE], GROUPS) as server:
         exercise(server)
     roots.run(root, "dpkg -P abx-server && test -z \"$(find / -xdev -path /app -prune -o -name '*abx*' -print | grep -v /tmp/)\"")
@@ -222,9 +222,9 @@ def artefacts(work: str, dist: str) -> None:
     shutil.copy(os.path.join(dist, sources), root + "/tmp")
     folder = "/tmp/" + sources.removesuffix(".tar.gz")
     roots.run(root, f"tar -C /tmp -xzf /tmp/{sources} && cd {folder} && scripts/setup.sh && make build install")
-    roots.run(root, "mkdir /app && cc -shared -fPIC -o /app/commands.so $(abx-server --cflags) "
+    roots.run(root, "cc -shared -fPIC -o /root/commands.so $(abx-server --cflags) "
                     "/usr/local/share/abx-server/templates/python-hello/commands.c")
-    app(root, root + "/app/commands.so")
+    app(root, root + "/root/commands.so")
     with roots.served(root, ["/usr/local/bin/abx-server", *SERVE], GROUPS) as server:
         exercise(server)
     shutil.rmtree(root)
