@@ -187,8 +187,8 @@ def bundle_on(work: str, bundle: str, suites: list[str]) -> None:
         shutil.rmtree(root)
 
 
-def one(folder: str, pattern: str) -> str:
-    found = glob.glob(os.path.join(folder, pattern))
+def one(folder: str, pattern: str, without: str = " ") -> str:
+    found = [path for path in glob.glob(os.path.join(folder, pattern)) if without not in os.path.basename(path)]
     if len(found) != 1:
         sys.exit(f"{folder}: expected one {pattern}, not {found}")
     return found[0]
@@ -218,7 +218,7 @@ def artefacts(work: str, dist: str) -> None:
     print("the sources:", flush=True)
     root = roots.copy(os.path.join(work, "base-bookworm"), os.path.join(work, "sources"))
     roots.trust(root)
-    sources = os.path.basename(one(dist, "abx-server-[0-9]*[0-9].tar.gz"))
+    sources = os.path.basename(one(dist, "abx-server-*.tar.gz", without="-linux-"))
     shutil.copy(os.path.join(dist, sources), root + "/tmp")
     folder = "/tmp/" + sources.removesuffix(".tar.gz")
     roots.run(root, f"tar -C /tmp -xzf /tmp/{sources} && cd {folder} && scripts/setup.sh && make build install")
