@@ -33,4 +33,4 @@ const char *buf_str(struct buf *b);
 /* Hands the memory to the caller (free), NUL-terminated; NULL when failed. */
 char *buf_take(struct buf *b, size_t *ret_len);
 
-#define autobuf __attribute__((cleanup(buf_done)))
+#define autobuf __attribute__((cleanup(buf_done), unused))

@@ -21,7 +21,8 @@ struct abx_error {           /* valid only after a call returned < 0; owns nothi
 /* Fills err (NULL is allowed: the caller wants the result only). Returns -1. */
 int abx_fail(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-int abx_failv(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, va_list ap);
+int abx_failv(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, va_list ap)
+    __attribute__((format(printf, 4, 0)));
 
 /* "[Errno N] text: 'path'", status 500 (ENOSPC, EDQUOT: 507; ENOMEM: 503), `type` named after the
  * errno as docs/files.md says (ENOENT FileNotFoundError, EACCES PermissionError, ...).

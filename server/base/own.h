@@ -21,9 +21,9 @@ static inline void own_json_(json_t **j)
     json_decref(*j);
 }
 
-#define autofree __attribute__((cleanup(own_free_)))
-#define autoclose __attribute__((cleanup(own_close_)))
-#define autojson __attribute__((cleanup(own_json_)))
+#define autofree __attribute__((cleanup(own_free_), unused))
+#define autoclose __attribute__((cleanup(own_close_), unused))
+#define autojson __attribute__((cleanup(own_json_), unused))
 
 #define take_ptr(p)                                                                                \
     __extension__({                                                                                \

@@ -45,8 +45,8 @@ VECTOR_CODE static size_t decode_blocks(const uint8_t *in, size_t len, uint8_t *
                             (slash & (63 - '/')));
         /* Four values of 6 bits, the first in the lowest byte, become 24 bits, the first on top. */
         v = v << 18 | (v << 4 & 0x3f000) | (v >> 10 & 0xfc0) | v >> 24;
-        bytes16 order = {2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, 3, 3, 3, 3};
-        bytes16 packed = __builtin_shuffle((bytes16)v, order);
+        bytes16 b = (bytes16)v;
+        bytes16 packed = __builtin_shufflevector(b, b, 2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, 3, 3, 3, 3);
         memcpy(out, &packed, sizeof packed);
     }
     return at;
@@ -57,9 +57,9 @@ VECTOR_CODE static size_t encode_blocks(const uint8_t *data, size_t len, char *o
 {
     size_t at = 0;
     for (; len - at >= 16; at += 12, out += 16) {
-        bytes16 b, order = {2, 1, 0, 0, 5, 4, 3, 3, 8, 7, 6, 6, 11, 10, 9, 9};
+        bytes16 b;
         memcpy(&b, data + at, sizeof b);
-        words4 v = (words4)__builtin_shuffle(b, order);
+        words4 v = (words4)__builtin_shufflevector(b, b, 2, 1, 0, 0, 5, 4, 3, 3, 8, 7, 6, 6, 11, 10, 9, 9);
         v = (v >> 18 & 0x3f) | (v >> 4 & 0x3f00) | (v << 10 & 0x3f0000) | (v << 24 & 0x3f000000);
         bytes16 d = (bytes16)v;
         /* From each range of the alphabet to the next the distance to the character changes. */

@@ -43,4 +43,4 @@ static inline const char *dir_name(const struct dir *d, size_t i)
 /* DT_* of an entry, asking the file system where the directory does not tell. DT_UNKNOWN: it is gone. */
 uint8_t dir_type(const struct dir *d, size_t i, int fd);
 
-#define autodir __attribute__((cleanup(dir_done)))
+#define autodir __attribute__((cleanup(dir_done), unused))

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1)
         return 0;
-    size_t step = (size_t)data[0] % 9 + 1;
+    size_t step = (size_t)data[0] % 129 + 1;
     const char *text = (const char *)data + 1;
     size_t len = size - 1;
     autobuf struct buf want = BUF_INIT, back = BUF_INIT;

@@ -418,7 +418,7 @@ static int api_resolve(struct abx_call *call, const char *path, int op, const ch
     return 0;
 }
 
-static void api_logv(struct abx_call *call, int level, const char *fmt, va_list ap)
+__attribute__((format(printf, 3, 0))) static void api_logv(struct abx_call *call, int level, const char *fmt, va_list ap)
 {
     struct call *c = (struct call *)call;
     char text[1001];
@@ -624,7 +624,7 @@ static int api_return_json(struct abx_call *call, const char *json, size_t len)
     return 0;
 }
 
-static char *formatted(const char *fmt, va_list ap)
+__attribute__((format(printf, 1, 0))) static char *formatted(const char *fmt, va_list ap)
 {
     char *text = NULL;
     return vasprintf(&text, fmt, ap) < 0 ? NULL : text;
@@ -636,7 +636,7 @@ static int no_memory(struct call *c)
     return -1;
 }
 
-static int api_return_textv(struct abx_call *call, const char *fmt, va_list ap)
+__attribute__((format(printf, 2, 0))) static int api_return_textv(struct abx_call *call, const char *fmt, va_list ap)
 {
     struct call *c = (struct call *)call;
     char small[512];
@@ -665,7 +665,7 @@ void call_fail(struct call *c, int status, const char *type, const char *code, c
     c->error_message = call_strdup(c, message);
 }
 
-static int api_raisev(struct abx_call *call, const char *type, const char *fmt, va_list ap)
+__attribute__((format(printf, 3, 0))) static int api_raisev(struct abx_call *call, const char *type, const char *fmt, va_list ap)
 {
     struct call *c = (struct call *)call;
     char *message = formatted(fmt, ap);
@@ -676,7 +676,7 @@ static int api_raisev(struct abx_call *call, const char *type, const char *fmt, 
     return -1;
 }
 
-static int api_denyv(struct abx_call *call, int status, const char *code, const char *fields, const char *fmt,
+__attribute__((format(printf, 5, 0))) static int api_denyv(struct abx_call *call, int status, const char *code, const char *fields, const char *fmt,
                      va_list ap)
 {
     struct call *c = (struct call *)call;
@@ -779,7 +779,7 @@ static int api_event(struct abx_call *call, const char *event, const char *json,
     return atomic_load(&c->cancelled) ? -1 : 0;
 }
 
-static int api_eventv(struct abx_call *call, const char *event, const char *fmt, va_list ap)
+__attribute__((format(printf, 3, 0))) static int api_eventv(struct abx_call *call, const char *event, const char *fmt, va_list ap)
 {
     char *json = formatted(fmt, ap);
     if (!json)

@@ -208,7 +208,7 @@ static int set_group(struct abx_loader *pub, const char *group, int on)
     return wire_end(l->out, frame) < 0 ? fail(l, "out of memory") : 0;
 }
 
-static int load_failv(struct abx_loader *pub, const char *fmt, va_list ap)
+__attribute__((format(printf, 2, 0))) static int load_failv(struct abx_loader *pub, const char *fmt, va_list ap)
 {
     struct loader *l = (struct loader *)pub;
     char text[300];

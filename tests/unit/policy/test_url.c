@@ -74,8 +74,7 @@ START_TEST(what_is_no_web_address_is_invalid)
                                     "http://user@/",
                                     "http://:80/",
                                     "http://\xff\xfe/",
-                                    "http://loc\xc2\xad"
-                                    "alhost/",
+                                    ("http://loc\xc2\xad" "alhost/"),
                                     "http://\xe2\x93\x9bocalhost/",
                                     "http://\xf0\x9d\x9f\x8f.1/",
                                     "http://x\xe2\x80\x8b/",

@@ -214,7 +214,7 @@ static const char *const no_json[] = {"",     " ",      "{",       "[",         
                                       "{a:1}", "[1 2]",  "1 2",     "nul",       "truex",    "\"",        "\"\\x\"",
                                       "\"\t\"", "01",    "-",       "1.",        "1e",       ".5",        "NaN",
                                       "1e999", "\"\\ud800\"", "\"\\udc00\\ud800\"", "\"\xff\"", "\"\xc0\x80\"", "]", "}",
-                                      "{\"a\":1,}", "\xef\xbb\xbf" "1", "'a'", "[1]]", "\"\xed\xa0\x80\""};
+                                      "{\"a\":1,}", ("\xef\xbb\xbf" "1"), "'a'", "[1]]", "\"\xed\xa0\x80\""};
 
 START_TEST(results_that_are_no_json_are_refused)
 {
