@@ -188,6 +188,19 @@ int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, 
     return 0;
 }
 
+int reply_owned(struct call *c, const struct list_sql *sql, struct list_arg a2,
+                json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data))
+{
+    struct page p;
+    json_t *list;
+    if (page_read(c, &p) < 0)
+        return -1;
+    store_lock(c->ag->store);
+    int rc = list_rows(c, &p, sql, ARG_S(call_owner(c)), a2, row, NULL, &list);
+    store_unlock(c->ag->store);
+    return rc < 0 ? -1 : reply(c, list);
+}
+
 int list_array(struct call *c, const struct page *p, const json_t *values, json_t **ret)
 {
     size_t n = json_array_size(values), from = 0;

@@ -85,7 +85,10 @@ struct list_arg {
 int list_rows(struct call *c, const struct page *p, const struct list_sql *sql, struct list_arg a1,
               struct list_arg a2, json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data),
               void *data, json_t **ret);
-/* The same over an array in order of insertion, elements with "id". values: borrowed. */
+/* Answers with a page of what the caller owns: ?1 is the owner, ?2 what `a2` says. Takes the lock. */
+int reply_owned(struct call *c, const struct list_sql *sql, struct list_arg a2,
+                json_t *(*row)(struct call *c, sqlite3_stmt *s, void *data));
+/* As list_rows over an array in order of insertion, elements with "id". values: borrowed. */
 int list_array(struct call *c, const struct page *p, const json_t *values, json_t **ret);
 
 /* --- bodies: all return 0, or -1 with c->e --- */

@@ -76,14 +76,7 @@ int agents_definitions_list(struct call *c)
 {
     static const struct list_sql sql =
         LIST_SQL("doc, created, updated", "objects", "kind = 'definition' AND owner = ?1");
-    struct page p;
-    json_t *list;
-    if (page_read(c, &p) < 0)
-        return -1;
-    store_lock(c->ag->store);
-    int rc = list_rows(c, &p, &sql, ARG_S(call_owner(c)), ARG_I(0), row, NULL, &list);
-    store_unlock(c->ag->store);
-    return rc < 0 ? -1 : reply(c, list);
+    return reply_owned(c, &sql, ARG_I(0), row);
 }
 
 static json_t *get(struct call *c, const char *id)

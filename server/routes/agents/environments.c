@@ -606,17 +606,8 @@ int agents_environments_list(struct call *c)
 {
     static const struct list_sql sql =
         LIST_SQL("doc, created", "objects", "kind = ?2 AND owner = ?1");
-    struct page p;
-    json_t *list;
     const char *type = req_query(c->req, "type", NULL);
-    if (page_read(c, &p) < 0)
-        return -1;
-    store_lock(c->ag->store);
-    int rc = list_rows(c, &p, &sql, ARG_S(call_owner(c)),
-                       ARG_S(type && strcmp(type, "self_hosted") != 0 ? "none" : "environment"),
-                       env_of_row, NULL, &list);
-    store_unlock(c->ag->store);
-    return rc < 0 ? -1 : reply(c, list);
+    return reply_owned(c, &sql, ARG_S(type && strcmp(type, "self_hosted") != 0 ? "none" : "environment"), env_of_row);
 }
 
 static int get_env(struct call *c, json_t **ret_doc, double *ret_created)
@@ -959,14 +950,7 @@ int agents_environment_templates_list(struct call *c)
 {
     static const struct list_sql sql =
         LIST_SQL("doc, created, updated", "objects", "kind = 'template' AND owner = ?1");
-    struct page p;
-    json_t *list;
-    if (page_read(c, &p) < 0)
-        return -1;
-    store_lock(c->ag->store);
-    int rc = list_rows(c, &p, &sql, ARG_S(call_owner(c)), ARG_I(0), template_of_row, NULL, &list);
-    store_unlock(c->ag->store);
-    return rc < 0 ? -1 : reply(c, list);
+    return reply_owned(c, &sql, ARG_I(0), template_of_row);
 }
 
 static json_t *get_template(struct call *c, const char *id, json_t **ret_doc)

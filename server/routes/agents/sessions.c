@@ -447,16 +447,8 @@ int agents_sessions_list(struct call *c)
         LIST_SQL(SESSION_COLS, "sessions", "owner = ?1 AND hidden = 0");
     static const struct list_sql of_agent =
         LIST_SQL(SESSION_COLS, "sessions", "owner = ?1 AND hidden = 0 AND agent_id = ?2");
-    struct page p;
-    json_t *list;
-    if (page_read(c, &p) < 0)
-        return -1;
     const char *agent = req_query(c->req, "agent_id", NULL);
-    store_lock(c->ag->store);
-    int rc = list_rows(c, &p, agent ? &of_agent : &all, ARG_S(call_owner(c)), ARG_S(agent),
-                       session_of_row, NULL, &list);
-    store_unlock(c->ag->store);
-    return rc < 0 ? -1 : reply(c, list);
+    return reply_owned(c, agent ? &of_agent : &all, ARG_S(agent), session_of_row);
 }
 
 int agents_sessions_get(struct call *c)
