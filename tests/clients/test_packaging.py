@@ -37,7 +37,7 @@ def test_both_names_and_the_header(installed):
         done = subprocess.run([installed / "bin" / name, "--cflags"], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == f"-I{installed}/include"
     assert os.readlink(installed / "bin" / "agent-sandbox-server") == "abx-server"
-    assert len(list((installed / "lib").rglob("abx-commands.pc"))) == 1
+    assert (installed / "share/pkgconfig/abx-commands.pc").exists()
 
 
 def test_host_and_modules_are_found_there(installed, tmp_path):
@@ -132,7 +132,7 @@ def test_unit_is_one_that_systemd_takes(installed, tmp_path):
 
 
 def test_pkg_config_leads_to_the_header(installed, tmp_path):
-    file = next((installed / "lib").rglob("abx-commands.pc"))
+    file = installed / "share/pkgconfig/abx-commands.pc"
     flags = subprocess.run(["pkg-config", f"--define-variable=prefix={installed}", "--cflags", file], capture_output=True, text=True,
                            check=True, timeout=30).stdout.split()
     assert f"-I{installed}/include" in flags
