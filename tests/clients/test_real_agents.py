@@ -34,10 +34,11 @@ def clis(tmp_path_factory) -> str:
             pytest.skip("needs npm")
         told = subprocess.run(["node", "--version"], capture_output=True, text=True, timeout=60).stdout
         newer = [] if told and int(told[1:].split(".")[0]) >= 20 else ["node@22"]  # Debian 12's is too old for Qwen Code
-        done = subprocess.run(["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *PACKAGES, *newer],
-                              capture_output=True, timeout=300)
-        if done.returncode:
-            pytest.skip("the packages can't be installed")
+        try:
+            subprocess.run(["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *PACKAGES, *newer],
+                           capture_output=True, timeout=300, check=True)
+        except subprocess.SubprocessError:
+            pytest.skip("the packages can't be installed, or not in time")
     bins = os.path.join(folder, "node_modules", ".bin")
     for name in ("codex", "qwen"):
         try:
