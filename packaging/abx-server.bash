@@ -18,7 +18,7 @@ _abx_server()
     --port | --pty-port | --timeout | --name | --explain | --scopes) return ;;
     *)
         if ((COMP_CWORD == 1)); then
-            words="serve healthcheck check-config init version --cflags --help"
+            words="serve healthcheck check-config init version --version --cflags --help"
         else
             case $command in
             serve) words="--host --port --pty-port --commands --reload --policy --preset --base-dir --help" ;;

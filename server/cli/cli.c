@@ -120,6 +120,8 @@ int cli_main(int argc, char **argv)
         fputs(help, stdout);
         return EXIT_OK;
     }
+    if (strcmp(word, "--version") == 0)
+        return version(argc - 1, argv + 1);
     if (strcmp(word, "--cflags") == 0)
         return cflags();
     const char *names[ARRAY_LEN(commands) + 1] = {NULL};

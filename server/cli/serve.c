@@ -399,6 +399,13 @@ static void hold_signals(int how)
 
 /* --- all of it ------------------------------------------------------------------------------------ */
 
+/* 0, or -1 with errno when `path` is no directory to work in. */
+static int access_dir(const char *path)
+{
+    autoclose int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 ? -1 : 0;
+}
+
 /* Everything before the first request. -1: running; else the exit status. */
 static int start(struct server *s)
 {
@@ -459,7 +466,12 @@ static int start(struct server *s)
     }
     http_set_site(app->http, site);
     bool terminal = terminal_wanted(site), tokens = policy_has_tokens(site_policy(site));
+    autofree char *files = strdup(policy_base_dir(site_policy(site)));
     site_unref(site);
+    if (!files) {
+        fputs("abx-server: out of memory\n", stderr);
+        return EXIT_FAILED;
+    }
     if (http_listen(app->http, set->host, (int)set->port, HTTP_PORT_MAIN, &app->port, &err) < 0)
         return fail("abx-server", &err);
     if (terminal &&
@@ -481,7 +493,9 @@ static int start(struct server *s)
         log_warn("listening on %s without a token: anybody who reaches port %d controls this sandbox", set->host,
                  app->port);
     log_info("abx-server %s on http://%s:%d, base directory %s", ABX_VERSION_STRING, set->host, app->port,
-             app->base_dir);
+             files);
+    if (access_dir(files) < 0) /* no error: whoever mounts it later, or uploads, makes it */
+        log_warn("base directory %s can't be used: %s", files, strerror(errno));
     return -1;
 }
 

@@ -152,6 +152,30 @@ def test_a_taken_port_is_named_whichever_it_is():
         ports.give(free)
 
 
+def told_at_the_start(plain, *flags):
+    server = plain(flags, stderr=subprocess.PIPE)
+    server.wait_ready()
+    assert server.stop() == 0
+    return [(line["level"], line["message"]) for line in map(json.loads, server.process.stderr)]
+
+
+def test_the_start_names_the_base_directory_in_force(plain, tmp_path):
+    policy, files = tmp_path / "policy.json", tmp_path / "files"
+    policy.write_text(json.dumps({"base_dir": str(files)}))
+    files.mkdir()
+    told = told_at_the_start(plain, "--policy", str(policy))
+    assert told[0][1].endswith(f"base directory {files}")
+    assert not [message for level, message in told if level == "warn"]
+
+
+@pytest.mark.parametrize("name, reason", [("missing", "No such file or directory"), ("file", "Not a directory")])
+def test_a_base_directory_that_is_none_is_warned_about(plain, tmp_path, name, reason):
+    (tmp_path / "file").touch()
+    base = tmp_path / name
+    warnings = [message for level, message in told_at_the_start(plain, "--base-dir", str(base)) if level == "warn"]
+    assert len(warnings) == 1 and str(base) in warnings[0] and reason in warnings[0]
+
+
 def test_check_config_with_commands_ends_in_order():
     """Its command host is being ended by a worker when the check is over; side by side, so that workers are late."""
     commands = os.environ.get("ABX_COMMANDS", os.path.join(os.path.dirname(PROGRAM), "..", "tests", "commands_fixture.so"))
