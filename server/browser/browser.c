@@ -62,7 +62,7 @@ int browser_judge_url(const struct policy *policy, const char *url, size_t len,
     return judge(policy_find(policy, "browser_navigate"), url, len, err);
 }
 
-static bool is_loopback(const struct sockaddr *addr)
+bool browser_is_loopback(const struct sockaddr *addr)
 {
     if (addr->sa_family == AF_INET)
         return ntohl(((const struct sockaddr_in *)addr)->sin_addr.s_addr) >> 24 == 127;
@@ -99,7 +99,7 @@ bool browser_may_reach(const struct browser *b, const char *host, int port,
     (void)snprintf(text, sizeof text, "%d", port); /* always fits */
     const struct str_list *ports = r ? rule_list(r, PARAM_loopback_ports) : NULL;
     for (size_t i = 0; ports && i < ports->n; i++) {
-        if (is_loopback(addr) && strcmp(ports->items[i], text) == 0)
+        if (browser_is_loopback(addr) && strcmp(ports->items[i], text) == 0)
             return true;
     }
     return false;

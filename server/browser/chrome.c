@@ -464,6 +464,8 @@ static void build_args(struct words *w, const struct chrome *c)
         "--disable-quic",
         "--enable-unsafe-swiftshader",
         "--force-color-profile=srgb",
+        /* UDP would go around the proxy. Chromium reads the one, its headless shell the other. */
+        "--webrtc-ip-handling-policy=disable_non_proxied_udp",
         "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
         "--hide-scrollbars",
         "--lang=en-US",

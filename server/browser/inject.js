@@ -1,6 +1,7 @@
 /* Runs in the page, in a world of its own: the page's scripts neither see nor change it. One function,
  * sent with each call: cmd, its arguments, and for ref selectors the element.
- * Answers are plain objects; {bad: text} is a selector that can't be read, {wait: text} "not yet". */
+ * Answers are plain objects; {bad: text} is a selector that can't be read, {wait: text} "not yet",
+ * {cannot: text} never with this element. */
 async function (cmd, a, given) {
     class Bad extends Error {}
 
@@ -216,6 +217,17 @@ async function (cmd, a, given) {
         return /^(INPUT|TEXTAREA|SELECT)$/.test(e.nodeName) ? !e.readOnly : false;
     }
 
+    const selectable = e => e.nodeName === 'TEXTAREA' || /^(text|search|url|tel|password|email|number)$/.test(e.type);
+
+    const holdsText = e => e.isContentEditable || e.nodeName === 'TEXTAREA' ||
+        (e.nodeName === 'INPUT' && !/^(checkbox|radio|file|button|submit|reset|image|hidden)$/.test(e.type));
+
+    /* Itself, what is around it in an editable region, or what its shadow root hands the focus to. */
+    function hasFocus(e) {
+        const active = e.getRootNode().activeElement;
+        return !!active && (active === e || (e.isContentEditable && active.contains(e)));
+    }
+
     /* From an element's viewport to the page's own. */
     function frameOffset(e) {
         let x = 0, y = 0;
@@ -345,23 +357,36 @@ async function (cmd, a, given) {
         actionable,
 
         async focus() {
-            const e = find();
+            let e = find();
             if (!e) return {wait: given ? 'the element is no longer in the page' : 'no element matches it'};
+            if (e.localName === 'label' && e.control) e = e.control;
             if (!isVisible(e)) return {wait: 'the element is not visible', found: true};
             if (!isEnabled(e)) return {wait: 'the element is disabled', found: true};
-            if (a.edit && !isEditable(e)) {
-                if (/^(INPUT|TEXTAREA)$/.test(e.nodeName)) return {wait: 'the element is read-only', found: true};
-            }
+            if (a.edit && /^(INPUT|TEXTAREA)$/.test(e.nodeName) && !isEditable(e))
+                return {wait: 'the element is read-only', found: true};
+            if (a.clear && !holdsText(e)) return {cannot: 'there is no text to clear in the element'};
             e.scrollIntoViewIfNeeded?.(true);
             for (let w = view(e); w && w !== w.top && w.frameElement; w = w.parent) w.frameElement.focus();
+            const root = e.getRootNode(), before = root.activeElement;
             e.focus({preventScroll: true});
+            /* What takes no focus leaves it where it was: the keys would go into another field. (A page may
+             * hand the focus on from an element: then they go there.) */
+            if (!hasFocus(e) && root.activeElement === before) {
+                if (a.edit && !/^(BODY|HTML)$/.test(e.nodeName)) return {cannot: 'no text can be typed into the element'};
+                before?.blur();
+            }
             if (a.clear) {
                 if (e.nodeName === 'INPUT' || e.nodeName === 'TEXTAREA') {
                     if (e.value !== '') {
-                        e.select();
-                        if (!e.ownerDocument.execCommand('delete') || e.value !== '') {
+                        /* Undoable where there is a selection to delete; elsewhere that would be another field's. */
+                        if (selectable(e)) {
+                            e.select();
+                            e.ownerDocument.execCommand('delete');
+                        }
+                        if (e.value !== '') {
                             e.value = '';
                             e.dispatchEvent(new Event('input', {bubbles: true}));
+                            e.dispatchEvent(new Event('change', {bubbles: true}));
                         }
                     }
                 } else if (e.isContentEditable) {

@@ -35,24 +35,26 @@
 #define MAX_PIXELS (120.0 * 1000 * 1000)
 #define MAX_DOCUMENT (96 * (size_t)MIB)
 #define PDF_PIECE 786432
+#define SETTLE_MS 10000
 #define DEFAULT_DELAY_MS 50
 #define TYPING_MS 20000 /* the default delay shrinks so that a text takes no longer */
 
+/* What texts of errors begin with: clients of the reference know the first seven. */
 static const char *const op_names[] = {
-    [BROWSER_NAVIGATE] = "navigate",
-    [BROWSER_SCREENSHOT] = "screenshot",
-    [BROWSER_CONTENT] = "content",
-    [BROWSER_CLICK] = "click",
-    [BROWSER_TYPE] = "type",
-    [BROWSER_EVALUATE] = "evaluate",
-    [BROWSER_PDF] = "pdf",
-    [BROWSER_WAIT] = "wait",
-    [BROWSER_PRESS] = "press",
-    [BROWSER_SCROLL] = "scroll",
-    [BROWSER_COOKIES_GET] = "cookies",
-    [BROWSER_COOKIES_SET] = "cookies",
-    [BROWSER_VIEWPORT] = "viewport",
-    [BROWSER_SNAPSHOT] = "snapshot",
+    [BROWSER_NAVIGATE] = "Page.goto",
+    [BROWSER_SCREENSHOT] = "Page.screenshot",
+    [BROWSER_CONTENT] = "Page.content",
+    [BROWSER_CLICK] = "Page.click",
+    [BROWSER_TYPE] = "Page.type",
+    [BROWSER_EVALUATE] = "Page.evaluate",
+    [BROWSER_PDF] = "Page.pdf",
+    [BROWSER_WAIT] = "Page.wait",
+    [BROWSER_PRESS] = "Page.press",
+    [BROWSER_SCROLL] = "Page.scroll",
+    [BROWSER_COOKIES_GET] = "Page.cookies",
+    [BROWSER_COOKIES_SET] = "Page.cookies",
+    [BROWSER_VIEWPORT] = "Page.viewport",
+    [BROWSER_SNAPSHOT] = "Page.snapshot",
 };
 
 static void inject_begin(struct op *op);
@@ -127,6 +129,19 @@ static void fail(struct op *op, enum error_kind kind, const char *fmt, ...)
     op_fail(op, &err);
 }
 
+/* The same, with the call's name before the text. */
+static void fail_call(struct op *op, enum error_kind kind, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void fail_call(struct op *op, enum error_kind kind, const char *fmt, ...)
+{
+    struct abx_error err;
+    va_list ap;
+    va_start(ap, fmt);
+    abx_failv(&err, kind, 0, fmt, ap);
+    va_end(ap);
+    fail(op, kind, "%s: %s", op_names[op->call.op], err.message);
+}
+
 /* Takes value. */
 static void finish(struct op *op, json_t *value)
 {
@@ -149,8 +164,8 @@ static void on_deadline(void *data)
 {
     struct op *op = data;
     op->late = true;
-    fail(op, E_TIMEOUT_500, "%s: Timeout %lldms exceeded%s%s", op_names[op->call.op],
-         (long long)op->call.timeout_ms, op->reason ? ": " : "", op->reason ? op->reason : "");
+    fail_call(op, E_TIMEOUT_500, "Timeout %lldms exceeded%s%s", (long long)op->call.timeout_ms,
+              op->reason ? ": " : "", op->reason ? op->reason : "");
 }
 
 void browser_cancel(struct op *op)
@@ -239,20 +254,20 @@ static void tell(struct op *op, const char *method, json_t *params)
     cdp_send(op->ctx->b->cdp, op->ctx->session, method, params, NULL, NULL);
 }
 
-static void fail_large(struct op *op, const char *what, size_t limit)
+static void fail_large(struct op *op, size_t limit)
 {
     op->limit = (int64_t)limit;
-    fail(op, E_TOO_LARGE, "%s: the result is larger than %zu MiB", what, limit / MIB);
+    fail_call(op, E_TOO_LARGE, "the result is larger than %zu MiB", limit / MIB);
 }
 
-static bool failed(struct op *op, const char *what)
+static bool failed(struct op *op)
 {
     if (op->code == CDP_OK)
         return false;
     if (op->code == CDP_TOO_LARGE)
-        fail_large(op, what, CDP_MAX_MESSAGE);
+        fail_large(op, CDP_MAX_MESSAGE);
     else
-        fail(op, E_BROWSER, "%s: %s", what, op->message);
+        fail_call(op, E_BROWSER, "%s", op->message);
     return true;
 }
 
@@ -324,10 +339,14 @@ static void on_injected(void *data, struct cdp_answer *a)
     op->reply = value;
     const char *wait = json_string_value(json_object_get(value, "wait"));
     const char *bad = json_string_value(json_object_get(value, "bad"));
+    const char *cannot = json_string_value(json_object_get(value, "cannot"));
     if (bad) {
         op->inject_cmd = NULL;
         fail(op, E_VALUE, "Bad selector '%.200s': %s", op->call.selector ? op->call.selector : "",
              bad);
+    } else if (cannot) {
+        op->inject_cmd = NULL;
+        fail_call(op, E_BROWSER, "%s: %.200s", cannot, op->call.selector);
     } else if (wait && op->locating) {
         set_reason(op, wait);
         inject_again(op);
@@ -547,7 +566,7 @@ static void fail_navigation(struct op *op, const char *text)
         if (known)
             text = known;
     }
-    fail(op, E_BROWSER, "navigate: %s at %.300s", text,
+    fail_call(op, E_BROWSER, "%s at %.300s", text,
          *ctx->nav_url ? ctx->nav_url : op->call.url);
 }
 
@@ -565,7 +584,7 @@ static void step_navigate(struct op *op)
     op->loading = true;
     WAIT(op);
     op->loading = false;
-    if (failed(op, "navigate"))
+    if (failed(op))
         return;
     op->reason = "the page is still loading";
     copy_id(op->loader, json_object_get(op->reply, "loaderId"));
@@ -574,8 +593,8 @@ static void step_navigate(struct op *op)
     if (text) {
         bool answered = *op->loader && strcmp(ctx->response_loader, op->loader) == 0;
         if (ctx->downloaded || json_is_true(json_object_get(op->reply, "isDownload"))) {
-            fail(op, E_BROWSER,
-                 "navigate: the answer is a download, and downloads are refused: %.300s",
+            fail_call(op, E_BROWSER,
+                 "the answer is a download, and downloads are refused: %.300s",
                  op->call.url);
             return;
         }
@@ -600,7 +619,7 @@ static void step_navigate(struct op *op)
     op->reason = "the page does not respond";
     inject(op, "where", NULL);
     WAIT(op);
-    if (failed(op, "navigate"))
+    if (failed(op))
         return;
     bool ours = strcmp(ctx->response_loader, op->loader) == 0 ||
                 strcmp(ctx->response_loader, ctx->loader) == 0;
@@ -618,7 +637,7 @@ static void step_content(struct op *op)
     op->reason = "the page does not respond";
     inject(op, "content", json_pack("{s:b}", "text", op->call.as_text));
     WAIT(op);
-    if (failed(op, "content"))
+    if (failed(op))
         return;
     finish(op, json_pack("{s:O, s:O, s:O}", "content", json_object_get(op->reply, "content"), "url",
                          json_object_get(op->reply, "url"), "title",
@@ -647,7 +666,7 @@ static void step_snapshot(struct op *op)
     op->reason = "the page does not respond";
     call(op, "Page.getFrameTree", NULL);
     WAIT(op);
-    if (failed(op, "snapshot"))
+    if (failed(op))
         return;
     op->extra = json_array();
     list_frames(json_object_get(op->reply, "frameTree"), op->extra, 0);
@@ -656,7 +675,7 @@ static void step_snapshot(struct op *op)
              json_pack("{s:O}", "frameId", json_array_get(op->extra, op->pos)));
         WAIT(op);
         if (op->code != CDP_OK) {
-            if (op->pos == 0 && failed(op, "snapshot"))
+            if (op->pos == 0 && failed(op))
                 return;
             continue; /* a frame that went away meanwhile */
         }
@@ -669,7 +688,7 @@ static void step_snapshot(struct op *op)
     }
     inject(op, "where", NULL);
     WAIT(op);
-    if (failed(op, "snapshot"))
+    if (failed(op))
         return;
     finish(op, json_pack("{s:O, s:O, s:s%, s:I, s:b}", "url", json_object_get(op->reply, "url"),
                          "title", json_object_get(op->reply, "title"), "snapshot",
@@ -709,7 +728,7 @@ static void finish_image(struct op *op)
             : NULL;
     size_t skip = end_quote ? (size_t)(result.at - op->raw) + sizeof mark - 1 : 0;
     if (!end_quote || skip < sizeof prefix - 1) {
-        fail(op, E_BROWSER, "screenshot: the browser's answer holds no image");
+        fail_call(op, E_BROWSER, "the browser's answer holds no image");
         return;
     }
     size_t len = (size_t)(end_quote - op->raw) - skip;
@@ -739,10 +758,14 @@ static json_t *shot_params(struct op *op)
                           "optimizeForSpeed", 1);
     if (op->call.jpeg)
         json_object_set_new(p, "quality", json_integer(80));
-    if (op->call.selector || op->call.full_page)
+    if (op->call.selector || op->call.full_page) {
+        /* Whole pixels, outward: a picture of parts of pixels is blurred. */
+        double x = floor(op->x), y = floor(op->y);
         json_object_set_new(p, "clip",
-                            json_pack("{s:f, s:f, s:f, s:f, s:f}", "x", op->x, "y", op->y, "width",
-                                      op->width, "height", op->height, "scale", 1.0));
+                            json_pack("{s:f, s:f, s:f, s:f, s:f}", "x", x, "y", y, "width",
+                                      ceil(op->x + op->width) - x, "height",
+                                      ceil(op->y + op->height) - y, "scale", 1.0));
+    }
     return p;
 }
 
@@ -754,12 +777,12 @@ static void step_screenshot(struct op *op)
     if (op->call.selector) {
         inject(op, "box", NULL);
         WAIT(op);
-        if (failed(op, "screenshot"))
+        if (failed(op))
             return;
         const char *wait = json_string_value(json_object_get(op->reply, "wait"));
         if (wait || json_is_true(json_object_get(op->reply, "missing"))) {
             if (wait)
-                fail(op, E_BROWSER, "screenshot: %s: %.200s", wait, op->call.selector);
+                fail_call(op, E_BROWSER, "%s: %.200s", wait, op->call.selector);
             else
                 fail(op, E_BROWSER_MISSING, "Selector not found: %.200s", op->call.selector);
             return;
@@ -771,7 +794,7 @@ static void step_screenshot(struct op *op)
     } else if (op->call.full_page) {
         call(op, "Page.getLayoutMetrics", NULL);
         WAIT(op);
-        if (failed(op, "screenshot"))
+        if (failed(op))
             return;
         const json_t *size = json_object_get(op->reply, "cssContentSize");
         op->width = ceil(number(size, "width"));
@@ -794,10 +817,10 @@ static void step_screenshot(struct op *op)
     if (op->code == CDP_BAD && op->raw) {
         autojson json_t *e = cdp_parse(op->raw_head.error.at, op->raw_head.error.len);
         const char *m = json_string_value(json_object_get(e, "message"));
-        fail(op, E_BROWSER, "screenshot: %s", m ? m : "refused");
+        fail_call(op, E_BROWSER, "%s", m ? m : "refused");
         return;
     }
-    if (failed(op, "screenshot"))
+    if (failed(op))
         return;
     finish_image(op);
     END;
@@ -823,7 +846,7 @@ static void step_pdf(struct op *op)
     BEGIN(op);
     op->reason = "the page does not respond";
     if (!pdf_paper(op->call.word, &op->width, &op->height)) {
-        fail(op, E_BROWSER, "pdf: Unknown paper format: %.60s", op->call.word);
+        fail_call(op, E_BROWSER, "Unknown paper format: %.60s", op->call.word);
         return;
     }
     call(op, "Page.printToPDF",
@@ -832,18 +855,18 @@ static void step_pdf(struct op *op)
                    "marginBottom", 0.0, "marginLeft", 0.0, "marginRight", 0.0, "printBackground", 0,
                    "transferMode", "ReturnAsStream"));
     WAIT(op);
-    if (failed(op, "pdf"))
+    if (failed(op))
         return;
     op->extra = json_incref(json_object_get(op->reply, "stream"));
     do {
         call(op, "IO.read", json_pack("{s:O, s:i}", "handle", op->extra, "size", PDF_PIECE));
         WAIT(op);
-        if (failed(op, "pdf"))
+        if (failed(op))
             return;
         const json_t *data = json_object_get(op->reply, "data");
         if (json_is_true(json_object_get(op->reply, "base64Encoded"))) {
             if (base64_decode(&op->bytes, json_string_value(data), json_string_length(data)) < 0) {
-                fail(op, E_BROWSER, "pdf: the browser's answer is no base64");
+                fail_call(op, E_BROWSER, "the browser's answer is no base64");
                 return;
             }
         } else if (data) {
@@ -851,13 +874,13 @@ static void step_pdf(struct op *op)
         }
         if (op->bytes.len > MAX_DOCUMENT / 4 * 3) {
             tell(op, "IO.close", json_pack("{s:O}", "handle", op->extra));
-            fail_large(op, "pdf", MAX_DOCUMENT / 4 * 3);
+            fail_large(op, MAX_DOCUMENT / 4 * 3);
             return;
         }
     } while (!json_is_true(json_object_get(op->reply, "eof")));
     tell(op, "IO.close", json_pack("{s:O}", "handle", op->extra));
     if (op->bytes.len == 0) {
-        fail(op, E_BROWSER, "pdf: the browser made an empty document");
+        fail_call(op, E_BROWSER, "the browser made an empty document");
         return;
     }
     finish_on_worker(op, encode_pdf);
@@ -889,12 +912,30 @@ static void settle_start(struct op *op)
     op->ctx->nav_requested = false;
 }
 
-static void settle_limit(struct op *op)
+static void step_settle(struct op *op)
 {
+    BEGIN(op);
     uint64_t now = loop_now(op->ctx->b->loop),
              left = op->deadline.due > now ? op->deadline.due - now : 0;
     uint64_t most = left > 100 ? left - 50 : left / 2;
-    op->until_ms = now + (most < 10000 ? most : 10000);
+    op->until_ms = now + (most < SETTLE_MS ? most : SETTLE_MS);
+    nap(op, 20);
+    WAIT(op);
+    while (is_settling(op)) {
+        watch(op, 100);
+        WAIT(op);
+    }
+    finish(op, take_ptr(op->extra));
+    END;
+}
+
+/* The call goes on there, and ends with answer. Takes answer. */
+static void settle(struct op *op, json_t *answer)
+{
+    op->extra = answer;
+    op->step = step_settle;
+    op->at = 0;
+    op->step(op);
 }
 
 static void step_click(struct op *op)
@@ -902,7 +943,7 @@ static void step_click(struct op *op)
     BEGIN(op);
     locate(op, "actionable", NULL);
     WAIT(op);
-    if (failed(op, "click"))
+    if (failed(op))
         return;
     op->x = number(op->reply, "x");
     op->y = number(op->reply, "y");
@@ -912,20 +953,13 @@ static void step_click(struct op *op)
     WAIT(op);
     mouse(op, "mousePressed", 1, 1);
     WAIT(op);
-    if (failed(op, "click"))
+    if (failed(op))
         return;
     mouse(op, "mouseReleased", 0, 1);
     WAIT(op);
-    if (failed(op, "click"))
+    if (failed(op))
         return;
-    settle_limit(op);
-    nap(op, 20);
-    WAIT(op);
-    while (is_settling(op)) {
-        watch(op, 100);
-        WAIT(op);
-    }
-    finish(op, json_pack("{s:b, s:s}", "clicked", 1, "selector", op->call.selector));
+    settle(op, json_pack("{s:b, s:s}", "clicked", 1, "selector", op->call.selector));
     END;
 }
 
@@ -936,7 +970,7 @@ static void step_type(struct op *op)
     BEGIN(op);
     locate(op, "focus", json_pack("{s:b, s:b}", "clear", op->call.clear, "edit", 1));
     WAIT(op);
-    if (failed(op, "type"))
+    if (failed(op))
         return;
     op->reason = "the page does not respond to the keys";
     size_t chars = 0;
@@ -954,14 +988,14 @@ static void step_type(struct op *op)
         op->pos += used;
         if (cp == '\r' && at[1] == '\n')
             continue;
-        if (key_of_char(cp, &key)) {
+        if (cp != '\t' && key_of_char(cp, &key)) { /* Tab would leave the field */
             call(op, "Input.dispatchKeyEvent", key_event(&key, key.shifted ? KEY_SHIFT : 0, true));
             tell(op, "Input.dispatchKeyEvent", key_event(&key, key.shifted ? KEY_SHIFT : 0, false));
         } else {
             call(op, "Input.insertText", json_pack("{s:s%}", "text", at, used));
         }
         WAIT(op);
-        if (failed(op, "type"))
+        if (failed(op))
             return;
         if (op->call.delay_ms > 0 && op->pos < json_string_length(op->call.text)) {
             nap(op, (uint64_t)op->call.delay_ms);
@@ -982,7 +1016,7 @@ static void step_press(struct op *op)
     if (op->call.selector) {
         locate(op, "focus", json_pack("{s:b}", "edit", 0));
         WAIT(op);
-        if (failed(op, "press"))
+        if (failed(op))
             return;
     }
     op->reason = "the page does not respond to the key";
@@ -994,16 +1028,9 @@ static void step_press(struct op *op)
     tell(op, "Input.dispatchKeyEvent", key_event(&key, modifiers, true));
     call(op, "Input.dispatchKeyEvent", key_event(&key, modifiers, false));
     WAIT(op);
-    if (failed(op, "press"))
+    if (failed(op))
         return;
-    settle_limit(op);
-    nap(op, 20);
-    WAIT(op);
-    while (is_settling(op)) {
-        watch(op, 100);
-        WAIT(op);
-    }
-    finish(op, json_pack("{s:b, s:s}", "pressed", 1, "key", op->call.word));
+    settle(op, json_pack("{s:b, s:s}", "pressed", 1, "key", op->call.word));
     END;
 }
 
@@ -1019,7 +1046,7 @@ static void step_scroll(struct op *op)
         json_object_set_new(args, "to", json_string(op->call.state));
     locate(op, "scroll", args);
     WAIT(op);
-    if (failed(op, "scroll"))
+    if (failed(op))
         return;
     finish(op, json_pack("{s:b, s:O, s:O, s:O, s:O}", "scrolled", 1, "x",
                          json_object_get(op->reply, "x"), "y", json_object_get(op->reply, "y"),
@@ -1043,19 +1070,19 @@ static void step_wait(struct op *op)
         locate(op, "check",
                json_pack("{s:s}", "state", op->call.state ? op->call.state : "visible"));
         WAIT(op);
-        if (failed(op, "wait"))
+        if (failed(op))
             return;
     }
     if (op->call.text) {
         locate(op, "text", json_pack("{s:O}", "text", op->call.text));
         WAIT(op);
-        if (failed(op, "wait"))
+        if (failed(op))
             return;
     }
     op->reason = "the page does not respond";
     inject(op, "where", NULL);
     WAIT(op);
-    if (failed(op, "wait"))
+    if (failed(op))
         return;
     finish(op, json_pack("{s:b, s:O, s:O}", "waited", 1, "url", json_object_get(op->reply, "url"),
                          "title", json_object_get(op->reply, "title")));
@@ -1092,7 +1119,7 @@ static void encode_result(struct op *op)
     const json_t *text = json_object_get(json_object_get(op->reply, "result"), "value");
     autojson json_t *value = cdp_parse(json_string_value(text), json_string_length(text));
     if (!value) {
-        abx_fail(&op->error, E_BROWSER, 0, "evaluate: the page's own JSON functions are broken");
+        abx_fail(&op->error, E_BROWSER, 0, "Page.evaluate: the page's own JSON functions are broken");
         return;
     }
     struct buf out = BUF_INIT;
@@ -1108,10 +1135,10 @@ static void encode_result(struct op *op)
 static bool threw(struct op *op)
 {
     if (op->code != CDP_OK && is_passing(op->message)) {
-        fail(op, E_BROWSER, "evaluate: the page navigated away before the script had ended");
+        fail_call(op, E_BROWSER, "the page navigated away before the script had ended");
         return true;
     }
-    if (failed(op, "evaluate"))
+    if (failed(op))
         return true;
     const json_t *details = json_object_get(op->reply, "exceptionDetails");
     if (!details)
@@ -1120,13 +1147,13 @@ static bool threw(struct op *op)
     value_exception_text(&text, details);
     const char *said = buf_str(&text);
     if (said && strstr(said, "Execution was terminated"))
-        fail(op, E_TIMEOUT_500, "evaluate: Timeout %lldms exceeded: the script was stopped",
+        fail_call(op, E_TIMEOUT_500, "Timeout %lldms exceeded: the script was stopped",
              (long long)op->call.timeout_ms);
     else if (said && (strstr(said, "the result is too large") ||
                       strstr(said, "the result has too many values")))
-        fail_large(op, "evaluate", MAX_DOCUMENT);
+        fail_large(op, MAX_DOCUMENT);
     else
-        fail(op, E_BROWSER, "evaluate: %s", said ? said : "the script failed");
+        fail_call(op, E_BROWSER, "%s", said ? said : "the script failed");
     return true;
 }
 
@@ -1144,7 +1171,10 @@ static void step_evaluate(struct op *op)
     const json_t *result = json_object_get(op->reply, "result");
     const char *id = json_string_value(json_object_get(result, "objectId"));
     if (!id) {
-        finish(op, json_pack("{s:o}", "result", value_of_remote(result)));
+        if (json_string_length(json_object_get(result, "value")) > MAX_DOCUMENT)
+            fail_large(op, MAX_DOCUMENT);
+        else
+            finish(op, json_pack("{s:o}", "result", value_of_remote(result)));
         return;
     }
     call(op, "Runtime.callFunctionOn",
@@ -1155,7 +1185,7 @@ static void step_evaluate(struct op *op)
     if (threw(op))
         return;
     if (!json_is_string(json_object_get(json_object_get(op->reply, "result"), "value"))) {
-        fail(op, E_BROWSER, "evaluate: the page's own JSON functions are broken");
+        fail_call(op, E_BROWSER, "the page's own JSON functions are broken");
         return;
     }
     if (op->reply_size > 64 * KIB) {
@@ -1207,7 +1237,7 @@ static void step_cookies_get(struct op *op)
     BEGIN(op);
     call_browser(op, "Storage.getCookies", in_context(op, json_object()));
     WAIT(op);
-    if (failed(op, "cookies"))
+    if (failed(op))
         return;
     finish(op, json_pack("{s:o}", "cookies", cookies_out(json_object_get(op->reply, "cookies"))));
     END;
@@ -1219,7 +1249,7 @@ static void step_cookies_set(struct op *op)
     if (op->call.clear) {
         call_browser(op, "Storage.clearCookies", in_context(op, json_object()));
         WAIT(op);
-        if (failed(op, "cookies"))
+        if (failed(op))
             return;
     }
     if (json_array_size(op->call.text) > 0) {
@@ -1241,10 +1271,9 @@ static void step_viewport(struct op *op)
     struct context *ctx = op->ctx;
     BEGIN(op);
     call(op, "Emulation.setDeviceMetricsOverride",
-         json_pack("{s:i, s:i, s:f, s:b}", "width", op->call.width, "height", op->call.height,
-                   "deviceScaleFactor", op->call.scale, "mobile", 0));
+         page_metrics(op->call.width, op->call.height, op->call.scale));
     WAIT(op);
-    if (failed(op, "viewport"))
+    if (failed(op))
         return;
     ctx->width = op->call.width;
     ctx->height = op->call.height;
@@ -1287,7 +1316,7 @@ void op_start(struct op *op)
     if (ctx->covered) {
         ctx->covered = false;
         tell(op, "Page.bringToFront", NULL);
-        tell(op, "Emulation.setDeviceMetricsOverride", page_metrics(ctx));
+        tell(op, "Emulation.setDeviceMetricsOverride", page_metrics(ctx->width, ctx->height, ctx->scale));
     }
     op->step(op);
 }

@@ -8,6 +8,7 @@
 #include "policy/guards.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -214,8 +215,9 @@ struct verdict {
     struct context *ctx; /* NULL: a pop-up's or a worker's */
     unsigned generation, opening;
     char session[ID_MAX], request[ID_MAX], host[256];
-    int port;
-    bool private_address, document;
+    bool loopback_passes;    /* the port is one that may be reached there */
+    bool refused, document;
+    enum error_kind why;
 };
 
 static void answer_request(struct browser *b, const char *session, const char *request, bool pass)
@@ -238,7 +240,8 @@ static void verdict_work(void *data)
     if (getaddrinfo(v->host, NULL, &hints, &list) != 0)
         return; /* the browser will say so itself */
     for (struct addrinfo *a = list; a; a = a->ai_next)
-        v->private_address |= address_is_private(a->ai_addr);
+        v->refused |= address_is_private(a->ai_addr) &&
+                      !(v->loopback_passes && browser_is_loopback(a->ai_addr));
     freeaddrinfo(list);
 }
 
@@ -246,12 +249,38 @@ static void verdict_done(void *data)
 {
     struct verdict *v = data;
     if (v->generation == v->b->generation) {
-        if (v->private_address && v->document && is_alive(v->b, v->ctx) &&
-            v->opening == v->ctx->opening)
-            v->ctx->denied = E_URL_DENIED;
-        answer_request(v->b, v->session, v->request, !v->private_address);
+        if (v->refused && v->document && is_alive(v->b, v->ctx) && v->opening == v->ctx->opening)
+            v->ctx->denied = v->why;
+        answer_request(v->b, v->session, v->request, !v->refused);
     }
     free(v);
+}
+
+/* Of a URL that the rules have let pass; NULL: no memory, or a host that no lookup takes. */
+static struct verdict *verdict_new(struct browser *b, const char *url, size_t len)
+{
+    const struct sockaddr_in loopback = {.sin_family = AF_INET,
+                                         .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct arena arena;
+    struct url_parts parts = {0};
+    struct url_rules rules = {.allow_private = true};
+    struct abx_error err;
+    struct verdict *v = calloc(1, sizeof *v);
+    if (!v)
+        return NULL;
+    arena_init(&arena);
+    if (url_check(&rules, url, len, &arena, &parts, &err) == 0 &&
+        strlen(parts.host) < sizeof v->host) {
+        v->b = b;
+        v->generation = b->generation;
+        memcpy(v->host, parts.host, strlen(parts.host) + 1);
+        v->loopback_passes =
+            browser_may_reach(b, v->host, parts.port, (const struct sockaddr *)&loopback);
+    } else {
+        free(take_ptr(v));
+    }
+    arena_done(&arena);
+    return v;
 }
 
 static void on_paused(struct browser *b, struct context *ctx, const char *session, const json_t *p)
@@ -276,31 +305,25 @@ static void on_paused(struct browser *b, struct context *ctx, const char *sessio
         answer_request(b, session, request, false);
         return;
     }
-    const struct rule *r = browser_rule(b);
-    struct arena arena;
-    struct url_parts parts = {0};
-    struct url_rules rules = {.allow_private = true};
-    arena_init(&arena);
-    struct verdict *v = NULL;
     /* Without a proxy of our own, names are looked up here as well. */
-    if (!b->socks && !(r && rule_flag(r, PARAM_allow_private, false)) &&
-        !(r && rule_list(r, PARAM_loopback_ports)) &&
-        url_check(&rules, url, json_string_length(url_text), &arena, &parts, &err) == 0 &&
-        strlen(parts.host) < sizeof v->host) {
-        v = calloc(1, sizeof *v);
-        if (v) {
-            *v = (struct verdict){
-                .b = b, .ctx = ctx, .generation = b->generation, .document = document};
-            v->opening = ctx ? ctx->opening : 0;
-            memcpy(v->host, parts.host, strlen(parts.host) + 1);
-            (void)snprintf(v->session, sizeof v->session, "%s", session);
-            copy_id(v->request, json_object_get(p, "requestId"));
-        }
-    }
-    arena_done(&arena);
-    if (!v) {
+    const struct rule *r = browser_rule(b);
+    if (b->socks || (r && rule_flag(r, PARAM_allow_private, false))) {
         answer_request(b, session, request, true);
-    } else if (loop_work(b->loop, WORK_LONG, verdict_work, verdict_done, v) < 0) {
+        return;
+    }
+    struct verdict *v = verdict_new(b, url, json_string_length(url_text));
+    if (!v) {
+        answer_request(b, session, request, false);
+        return;
+    }
+    v->ctx = ctx;
+    v->opening = ctx ? ctx->opening : 0;
+    v->document = document;
+    v->why =
+        r && rule_flag(r, PARAM_block_private_networks, false) ? E_URL_NOT_ALLOWED : E_URL_DENIED;
+    (void)snprintf(v->session, sizeof v->session, "%s", session); /* as large as ours */
+    copy_id(v->request, json_object_get(p, "requestId"));
+    if (loop_work(b->loop, WORK_LONG, verdict_work, verdict_done, v) < 0) {
         answer_request(b, session, request, false);
         free(v);
     }
@@ -388,10 +411,11 @@ static void intercept(struct browser *b, const char *session)
              json_pack("{s:[{s:s}]}", "patterns", "urlPattern", "*"), NULL, NULL);
 }
 
-json_t *page_metrics(const struct context *ctx)
+json_t *page_metrics(int width, int height, double scale)
 {
-    return json_pack("{s:i, s:i, s:f, s:b}", "width", ctx->width, "height", ctx->height,
-                     "deviceScaleFactor", ctx->scale, "mobile", 0);
+    return json_pack("{s:i, s:i, s:f, s:b, s:i, s:i}", "width", width, "height", height,
+                     "deviceScaleFactor", scale, "mobile", 0, "screenWidth", width, "screenHeight",
+                     height);
 }
 
 /* The session of a fresh page is known: everything we need of it is turned on in one go. */
@@ -412,6 +436,10 @@ static void set_up(struct context *ctx, struct target *t)
                    "maxPostDataSize", 0));
     tell(ctx, "Log.enable", NULL);
     tell(ctx, "Inspector.enable", NULL);
+    /* There is no printer; a page that waits for its dialog could not be made into a PDF. */
+    tell(ctx, "Page.addScriptToEvaluateOnNewDocument",
+         json_pack("{s:s, s:b}", "source", "window.print = function print() {}", "runImmediately",
+                   1));
     tell(ctx, "Emulation.setFocusEmulationEnabled", json_pack("{s:b}", "enabled", 1));
     ctx->covered = false;
     if (must_intercept(ctx->b)) {
@@ -423,7 +451,7 @@ static void set_up(struct context *ctx, struct target *t)
     if (t->waiting)
         tell(ctx, "Runtime.runIfWaitingForDebugger", NULL);
     t->waiting = false;
-    ask(ctx, ctx->session, "Emulation.setDeviceMetricsOverride", page_metrics(ctx), on_set_up);
+    ask(ctx, ctx->session, "Emulation.setDeviceMetricsOverride", page_metrics(ctx->width, ctx->height, ctx->scale), on_set_up);
 }
 
 static struct target *find_target(struct browser *b, const char *id)

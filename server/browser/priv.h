@@ -156,6 +156,7 @@ struct context *context_find(struct browser *b, const char *owner, const char *n
 /* A name or address a page may not reach? (rows 4 and 6) */
 bool browser_may_reach(const struct browser *b, const char *host, int port,
                        const struct sockaddr *addr);
+bool browser_is_loopback(const struct sockaddr *addr); /* any thread */
 
 /* --- page.c --------------------------------------------------------------------------------- */
 
@@ -172,7 +173,7 @@ bool page_event(struct browser *b, const struct cdp_head *h);
 void page_note(struct context *ctx, const char *type, const char *text, size_t len, const char *url,
                int line, double at);
 /* Parameters of Emulation.setDeviceMetricsOverride. New object, or NULL. */
-json_t *page_metrics(const struct context *ctx);
+json_t *page_metrics(int width, int height, double scale);
 void page_targets_clear(struct browser *b);
 void page_forget_context(struct context *ctx);
 void target_free(struct target *t);

@@ -162,10 +162,19 @@ static void on_done(void *owner, struct browser_result *r)
     pending_free(p);
 }
 
+/* A string that is all of what was sent: what comes after a NUL is not lost. NULL: absent or null. */
+static int word_of(const json_t *body, const char *name, const char **ret, struct abx_error *err)
+{
+    size_t len = 0;
+    if (body_opt_str(body, name, ret, &len, err) < 0)
+        return -1;
+    return !*ret || strlen(*ret) == len ? 0 : abx_fail(err, E_VALUE, 0, "Invalid '%s'", name);
+}
+
 static int session_of(struct req *req, const char **ret, struct abx_error *err)
 {
     const char *name = NULL;
-    if (body_opt_str(req_body(req), "session", &name, NULL, err) < 0)
+    if (word_of(req_body(req), "session", &name, err) < 0)
         return -1;
     if (!name)
         name = req_query(req, "session", NULL);
@@ -215,7 +224,7 @@ static int selector_of(struct req *req, const char **ret, struct abx_error *err)
     const char *ref = NULL;
     size_t len = 0;
     if (body_opt_str(body, "selector", ret, &len, err) < 0 ||
-        body_opt_str(body, "ref", &ref, NULL, err) < 0)
+        word_of(body, "ref", &ref, err) < 0)
         return -1;
     if (*ret && (len == 0 || strlen(*ret) != len))
         return abx_fail(err, E_VALUE, 0, "Missing or invalid 'selector'");
@@ -292,7 +301,7 @@ int route_browser_content(struct req *req, struct resp *resp, struct abx_error *
     const char *type = req_query(req, "type", NULL);
     struct browser_call call = {.op = BROWSER_CONTENT,
                                 .timeout_ms = DEFAULT_MS,
-                                .as_text = type && strcmp(type, "text") == 0};
+                                .as_text = type && strcasecmp(type, "text") == 0};
     return submit(req, &call, err);
 }
 
@@ -341,10 +350,10 @@ int route_browser_pdf(struct req *req, struct resp *resp, struct abx_error *err)
     const json_t *body = req_body(req);
     struct browser_call call = {
         .op = BROWSER_PDF, .timeout_ms = DEFAULT_MS, .landscape = body_truthy(body, "landscape")};
-    if (body_opt_str(body, "format", &call.word, NULL, err) < 0)
-        return -1;
+    const json_t *format = json_object_get(body, "format");
+    call.word = !format || json_is_null(format) ? "A4" : json_word(format);
     if (!call.word)
-        call.word = "A4";
+        return abx_fail(err, E_BROWSER, 0, "Page.pdf: Unknown paper format: it must be a name");
     return submit(req, &call, err);
 }
 
@@ -370,7 +379,7 @@ int route_browser_wait(struct req *req, struct resp *resp, struct abx_error *err
                                 .timeout_ms = ms_of(body, "timeout", DEFAULT_MS)};
     if (selector_of(req, &call.selector, err) < 0 ||
         body_opt_str(body, "text", &text, NULL, err) < 0 ||
-        body_opt_str(body, "state", &call.state, NULL, err) < 0 ||
+        word_of(body, "state", &call.state, err) < 0 ||
         until_of(body, "load_state", &call, err) < 0)
         return -1;
     bool known = !call.state;
@@ -393,7 +402,7 @@ int route_browser_press(struct req *req, struct resp *resp, struct abx_error *er
     struct key key;
     int modifiers;
     if (body_str(body, "key", &call.word, NULL, err) < 0 ||
-        selector_of(req, &call.selector, err) < 0 ||
+        word_of(body, "key", &call.word, err) < 0 || selector_of(req, &call.selector, err) < 0 ||
         key_parse(call.word, &key, &modifiers, err) < 0)
         return -1;
     return submit(req, &call, err);
@@ -418,7 +427,7 @@ int route_browser_scroll(struct req *req, struct resp *resp, struct abx_error *e
     struct browser_call call = {.op = BROWSER_SCROLL,
                                 .timeout_ms = ms_of(body, "timeout", CLICK_MS)};
     if (selector_of(req, &call.selector, err) < 0 ||
-        body_opt_str(body, "to", &call.state, NULL, err) < 0 ||
+        word_of(body, "to", &call.state, err) < 0 ||
         number_of(body, "x", &call.has_x, &call.x, err) < 0 ||
         number_of(body, "y", &call.has_y, &call.y, err) < 0)
         return -1;

@@ -9,11 +9,13 @@ import asyncio
 import base64
 import concurrent.futures
 import http.server
+import ipaddress
 import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import socketserver
 import statistics
 import struct
@@ -66,6 +68,14 @@ PAGES = {
     "/errors": "<title>Errors</title><script>setTimeout(()=>{throw new Error('boom')},0)</script><img src='/no.png'>",
     "/many": "<script>for(let i=0;i<1500;i++)console.log('n'+i)</script>",
     "/editable": "<div id=e contenteditable>old</div><input id=ro readonly value=fix>",
+    "/fields": """<title>Fields</title><input id=a value=keep><input id=k type=checkbox value=v><select id=s><option>o</select>
+                  <label id=lb for=a>a</label><p id=p>text</p><textarea id=ta></textarea><input id=d type=date value=2020-01-02>
+                  <input id=n type=number value=12><input id=c type=color value="#ff0000"><input id=away onfocus="a.focus()">
+                  <script>onkeydown = e => { window.at = e.target.localName + ':' + e.key }</script>""",
+    "/print": """<title>Print</title><button id=b onclick="print()">p</button><iframe srcdoc="<script>top.print()</script>">
+                 </iframe><script>print()</script>""",
+    "/box": """<body style="margin:0"><div id=box style="position:absolute;left:10.5px;top:3.25px;width:20.5px;height:8px">
+               </div>""",
     "/noise": """<title>Noise</title><body style="margin:0"><canvas id=c width=2600 height=2600></canvas><script>
                  const g=c.getContext('2d'),d=g.createImageData(2600,2600);
                  for(let i=0;i<d.data.length;i+=65536)crypto.getRandomValues(d.data.subarray(i,i+65536));
@@ -272,6 +282,14 @@ def test_navigation_ends_by_itself(server, site, path, title, status, end):
     assert title in server.get("content")[1]["content"]
 
 
+def test_content_as_text_in_any_case(server, site):
+    server.ok("navigate", url=site + "/two", wait_until="load")
+    for kind in ("text", "TEXT", "Text"):
+        assert server.call("GET", f"/browser/content?type={kind}")[1]["content"] == "second"
+    for kind in ("html", "HTML", "pdf", ""):
+        assert "<p>second</p>" in server.call("GET", f"/browser/content?type={kind}")[1]["content"]
+
+
 def test_same_document_and_empty_answers(server, site):
     server.ok("navigate", url=site + "/two", wait_until="load")
     assert server.ok("navigate", url=site + "/two#x")["status"] == 0
@@ -314,6 +332,7 @@ def test_failures_name_their_reason(server, site):
                       ("http://127.0.0.1:1/", "ERR_UNSAFE_PORT"), (site + "/download", "download")):
         status, answer = server.post("navigate", url=url)
         assert (status, answer["type"]) == (500, "Error") and text in answer["error"]
+        assert answer["error"].startswith("Page.goto: ")
 
 
 # --- guard ------------------------------------------------------------------------------------------
@@ -343,6 +362,30 @@ def test_only_listed_loopback_ports_are_reached(fresh, site):
         assert s.js(script) == "refused"
 
 
+def test_web_rtc_does_not_go_around_the_guard(fresh, site):
+    s = fresh(params={"loopback_ports": [str(SITE)]})
+    s.ok("navigate", url=site + "/static", wait_until="load")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket() as tcp:
+        for sock in (udp, tcp):
+            sock.bind(("127.0.0.1", HIGH - 3))
+            sock.setblocking(False)
+        tcp.listen()
+        # Gathering ends when every address of these servers has been tried.
+        _, answer = s.post("evaluate", script=f"""turn = {{username: 'u', credential: 'c'}};
+            peer = new RTCPeerConnection({{iceServers: [{{urls: 'stun:127.0.0.1:{HIGH - 3}'}},
+                {{urls: 'turn:127.0.0.1:{HIGH - 3}', ...turn}},
+                {{urls: 'turn:127.0.0.1:{HIGH - 3}?transport=tcp', ...turn}}]}});
+            peer.createDataChannel('x');
+            new Promise(done => {{
+                peer.onicegatheringstatechange = () => peer.iceGatheringState === 'complete' && done('complete');
+                peer.createOffer().then(offer => peer.setLocalDescription(offer));
+            }})""", timeout=8000)
+        for receive in (lambda: udp.recv(100), tcp.accept):
+            with pytest.raises(BlockingIOError):
+                receive()
+        assert answer == {"result": "complete"}
+
+
 def test_url_rules_hold_for_everything_a_page_loads(fresh, site):
     s = fresh(params={"url_allow": [site + "/*"], "url_deny": ["*/two*"], "loopback_ports": [str(SITE)]})
     assert s.ok("navigate", url=site + "/", wait_until="load")["title"] == "T1"
@@ -361,6 +404,25 @@ def test_local_files_and_inner_pages_stay_shut(fresh):
         s.js(f"document.body.innerHTML='<iframe src=\"{url}\"></iframe>'; new Promise(r=>setTimeout(r,200,1))")
         content = s.get("content")[1]
         assert content["url"] == "about:blank" and "root:" not in content["content"]
+
+
+def own_name():
+    """A name of this machine that is not spelled as a loopback one, and whose address is private; or None."""
+    name = socket.gethostname()
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(name))
+    except OSError:
+        return None
+    return name if address.is_private and "localhost" not in name else None
+
+
+@pytest.mark.skipif(not own_name(), reason="this machine's name has no private address")
+@pytest.mark.parametrize("rules,code", [({}, "url_denied"), ({"loopback_ports": ["3000"]}, "url_denied"),
+                                        ({"block_private_networks": True}, "url_not_allowed")])
+@pytest.mark.parametrize("env", [{}, {"http_proxy": f"http://127.0.0.1:{DEAD}"}])
+def test_names_of_private_addresses_are_denied(fresh, site, rules, code, env):
+    status, answer = fresh(params=rules, env=env).post("navigate", url=f"http://{own_name()}:{SITE}/two")
+    assert (status, answer.get("code")) == (403, code), answer
 
 
 @pytest.mark.parametrize("way", ["proxy", "remote"])
@@ -418,6 +480,7 @@ def test_throws_and_rejections_are_errors(server):
                          ("Promise.reject(1)", "1"), ("not valid js", "SyntaxError")):
         status, answer = server.post("evaluate", script=script)
         assert (status, answer["type"]) == (500, "Error") and text in answer["error"]
+        assert answer["error"].startswith("Page.evaluate: ")
 
 
 @pytest.mark.parametrize("script", ["while(true){}", "new Promise(()=>{})",
@@ -448,8 +511,9 @@ def test_tens_of_megabytes(server, site):
     assert server.js("'" + "y" * (3 << 20) + "'.length") == 3 << 20
     server.ok("navigate", url=site + "/big", wait_until="load")
     assert len(server.get("content")[1]["content"]) > 20 << 20
-    status, answer = server.post("evaluate", script="'x'.repeat(200<<20)", timeout=20000)
-    assert (status, answer.get("code")) == (413, "payload_too_large")
+    for mib in (97, 200):
+        status, answer = server.post("evaluate", script=f"'x'.repeat({mib}<<20)", timeout=50000)
+        assert (status, answer.get("code")) == (413, "payload_too_large")
     assert server.js("1+1") == 2
 
 
@@ -525,6 +589,45 @@ def test_type_into_what_is_no_plain_field(server, site):
     assert server.js("e.textContent") == "new"
     status, answer = server.post("type", selector="#ro", text="x", timeout=300)
     assert (status, answer["type"]) == (500, "TimeoutError") and "read-only" in answer["error"]
+
+
+def test_typed_text_stays_in_its_field(server, site):
+    server.ok("navigate", url=site + "/fields", wait_until="load")
+    server.ok("type", selector="#ta", text="a\tb\nc", delay=0)
+    assert server.js("ta.value") == "a\tb\nc"
+    server.ok("type", selector="#a", text="x\ty", delay=0)
+    assert server.js("[a.value, document.activeElement.id]") == ["x\tykeep", "a"]
+
+
+@pytest.mark.parametrize("selector,clear", [("#p", False), ("#p", True), ("#k", True), ("#s", True)])
+def test_what_takes_no_text_leaves_the_other_fields_alone(server, site, selector, clear):
+    server.ok("navigate", url=site + "/fields", wait_until="load")
+    server.js("a.focus(); a.select(); 1")
+    status, answer = server.post("type", selector=selector, text="7", delay=0, clear=clear)
+    assert (status, answer["type"]) == (500, "Error") and "text" in answer["error"]
+    assert server.js("[a.value, k.value, k.checked, s.value]") == ["keep", "v", False, "o"]
+
+
+def test_clear_empties_every_kind_of_field(server, site):
+    server.ok("navigate", url=site + "/fields", wait_until="load")
+    server.js("a.select(); 1")
+    for name in ("n", "d"):
+        server.ok("type", selector="#" + name, text="", clear=True)
+    assert server.js("[a.value, n.value, d.value]") == ["keep", "", ""]
+    server.ok("type", selector="#lb", text="new", clear=True, delay=0)
+    assert server.js("a.value") == "new"
+
+
+def test_keys_go_to_the_page_or_where_the_page_sends_them(server, site):
+    server.ok("navigate", url=site + "/fields", wait_until="load")
+    server.js("a.focus(); 1")
+    server.ok("type", selector="body", text="q", delay=0)
+    assert server.js("[at, a.value]") == ["body:q", "keep"]
+    server.js("a.focus(); 1")
+    server.ok("press", selector="#p", key="z")
+    assert server.js("[at, a.value]") == ["body:z", "keep"]
+    server.ok("type", selector="#away", text="w", delay=0)
+    assert server.js("[at, a.value]") == ["input:w", "wkeep"]
 
 
 def test_frames_and_shadow_roots(server, site):
@@ -624,6 +727,13 @@ def test_screenshot_of_an_element(server, site):
     assert (status, answer["type"]) == (404, "ValueError")
 
 
+def test_screenshot_of_an_element_holds_all_its_pixels(server, site):
+    server.ok("navigate", url=site + "/box", wait_until="load")
+    shot = server.ok("screenshot", selector="#box")
+    assert (shot["width"], shot["height"]) == (20, 8)
+    assert png_size(base64.b64decode(shot["image_base64"])) == (21, 9)  # 10.5 to 31, 3.25 to 11.25
+
+
 def test_screenshot_of_twenty_megabytes(server, site):
     server.ok("navigate", url=site + "/noise", wait_until="load")
     data = base64.b64decode(server.ok("screenshot")["image_base64"])
@@ -636,8 +746,18 @@ def test_pdf(server, site):
     assert base64.b64decode(answer["pdf_base64"])[:5] == b"%PDF-" and answer["pages"] == 1
     server.js("document.body.innerHTML='<div style=\"break-after:page\">x</div>'.repeat(7)+'end'; 1")
     assert server.ok("pdf", format="letter", landscape=True)["pages"] == 8
-    status, answer = server.post("pdf", format="zzz")
-    assert (status, answer["type"]) == (500, "Error")
+    for paper in ("zzz", 5, True, ["A4"]):
+        status, answer = server.post("pdf", format=paper)
+        assert (status, answer["type"]) == (500, "Error")
+        assert answer["error"].startswith("Page.pdf: Unknown paper format: ")
+
+
+def test_pages_that_print_themselves_still_become_documents(server, site):
+    server.ok("navigate", url=site + "/print", wait_until="load")
+    assert server.ok("pdf")["pages"] == 1
+    server.ok("click", selector="#b")
+    assert server.js("print()") is None
+    assert server.ok("pdf")["pages"] == 1
 
 
 # --- additions -----------------------------------------------------------------------------------------
@@ -662,7 +782,9 @@ def test_scroll_and_viewport(server, site):
     assert server.ok("scroll", selector="#low")["y"] > 3000
     server.ok("viewport", width=400, height=300)
     assert server.js("[innerWidth, innerHeight]") == [400, 300]
+    assert server.js("[screen.width, screen.height]") == [400, 300]
     server.ok("viewport", width=1280, height=720)
+    assert server.js("[screen.width, screen.height]") == [1280, 720]
     assert server.post("viewport", width=0, height=1)[0] == 400
 
 
