@@ -107,23 +107,34 @@ static int rename_to(int from_fd, const char *from, int to_fd, const char *to, b
     return renameat(from_fd, from, to_fd, to);
 }
 
+/* Nothing is lost and nothing is there twice, whatever fails: the copy gets its name only when the source has given up
+ * its own, which a source that can't be removed does not. Only if a part of a tree resists then, what is left of the
+ * source stays where it was, beside the whole copy. */
 static int move_across(int from_fd, const struct guard_path *from, int to_fd, const char *to,
                        bool keep, struct abx_error *err)
 {
-    char temp[40] = ".abx-move-";
+    char temp[40] = ".abx-move-"; /* in both directories */
     crypto_random_hex(temp + strlen(temp), 16);
+    if (tree_check_removable(from_fd, from->name, from->resolved, err) < 0)
+        return -1;
     int rc = tree_copy(from_fd, from->name, to_fd, temp, from->resolved, err);
-    if (rc == 0 && rename_to(to_fd, temp, to_fd, to, keep) < 0) {
+    if (rc == 0 && renameat(from_fd, from->name, from_fd, temp) < 0) {
+        rc = abx_fail_os(err, errno, from->resolved);
+    } else if (rc == 0 && rename_to(to_fd, temp, to_fd, to, keep) < 0) {
         if (errno == EEXIST && keep)
             rc = abx_fail(err, E_MOVE, EEXIST, "Destination already has '%s'", to);
         else
             rc = abx_fail_os(err, errno, from->resolved);
+        (void)rename_to(from_fd, temp, from_fd, from->name, true); /* the first error is the one that counts */
     }
     if (rc < 0) {
-        (void)tree_remove(to_fd, temp, temp, NULL); /* the first error is the one that counts */
+        (void)tree_remove(to_fd, temp, temp, NULL); /* likewise */
         return -1;
     }
-    return tree_remove(from_fd, from->name, from->resolved, err);
+    if (tree_remove(from_fd, temp, from->resolved, err) == 0)
+        return 0;
+    (void)rename_to(from_fd, temp, from_fd, from->name, true); /* likewise */
+    return -1;
 }
 
 int files_move(const struct guard *g, const char *source, size_t source_len,

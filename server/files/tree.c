@@ -154,6 +154,41 @@ int tree_remove(int dirfd, const char *name, const char *resolved, struct abx_er
     return remove_one(dirfd, name, S_ISDIR(st.st_mode), -1, &path, 0, err);
 }
 
+static int may_empty(int fd, struct buf *path, int level, struct abx_error *err)
+{
+    autodir struct dir d = DIR_INIT;
+    if (level >= MAX_LEVELS)
+        return fail_at(err, ENAMETOOLONG, path);
+    if (dir_read(&d, fd, NULL, NULL) < 0 || (d.n > 0 && faccessat(fd, ".", W_OK | X_OK, AT_EACCESS) < 0))
+        return fail_at(err, errno, path);
+    size_t base = path->len;
+    for (size_t i = 0; i < d.n; i++) {
+        if (dir_type(&d, i, fd) != DT_DIR)
+            continue;
+        path->len = base;
+        push(path, dir_name(&d, i));
+        autoclose int sub = openat(fd, dir_name(&d, i), ENTER);
+        if (sub < 0 && errno != ENOENT)
+            return fail_at(err, errno, path);
+        if (sub >= 0 && may_empty(sub, path, level + 1, err) < 0)
+            return -1;
+    }
+    path->len = base;
+    return 0;
+}
+
+int tree_check_removable(int dirfd, const char *name, const char *resolved, struct abx_error *err)
+{
+    if (faccessat(dirfd, ".", W_OK | X_OK, AT_EACCESS) < 0)
+        return abx_fail_os(err, errno, resolved);
+    autoclose int fd = openat(dirfd, name, ENTER);
+    if (fd < 0)
+        return errno == ENOTDIR || errno == ELOOP ? 0 : abx_fail_os(err, errno, resolved);
+    autobuf struct buf path = BUF_INIT;
+    buf_adds(&path, resolved);
+    return may_empty(fd, &path, 0, err);
+}
+
 /* --- copying -------------------------------------------------------------------------------------
  */
 

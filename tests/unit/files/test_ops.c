@@ -9,9 +9,11 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 /* A root with a neighbour that nothing may reach. */
@@ -210,16 +212,34 @@ START_TEST(move_replaces_a_link_and_goes_into_a_directory)
 }
 END_TEST
 
+/* A directory on another device: in /run, else on a mount of our own, which only we see. False: neither may be had. */
+static bool other_device(const struct place *p, char other[80])
+{
+    struct stat a, b;
+    strcpy(other, "/run/abx-files-XXXXXX");
+    if (mkdtemp(other)) {
+        if (stat(other, &a) == 0 && stat(p->root, &b) == 0 && a.st_dev != b.st_dev)
+            return true;
+        (void)rmdir(other);
+    }
+    snprintf(other, 80, "%s/mount", p->top);
+    return mkdir(other, 0700) == 0 && unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("abx-test", other, "tmpfs", 0, "size=1m,mode=700") == 0;
+}
+
+static void other_done(const char *other)
+{
+    run("rm -rf %s/*", other);
+    (void)umount(other); /* fails where it is none */
+    (void)rmdir(other);  /* goes with the place otherwise */
+}
+
 START_TEST(move_crosses_devices)
 {
-    if (access("/dev/shm", W_OK) < 0)
-        return;
     struct place p;
     place_init(&p, NULL);
-    char other[64] = "/run/abx-files-XXXXXX";
-    struct stat a, b;
-    if (!mkdtemp(other) || stat(other, &a) < 0 || stat(p.root, &b) < 0 || a.st_dev == b.st_dev) {
-        (void)rmdir(other); /* nothing to cross here */
+    char other[80];
+    if (!other_device(&p, other)) {
         place_done(&p);
         return;
     }
@@ -238,7 +258,48 @@ START_TEST(move_crosses_devices)
     run("test ! -e %s && test -p %s/p && test \"$(readlink %s/l)\" = u && "
         "test \"$(stat -c '%%a %%Y' %s/u/f)\" = '751 1700000000' && test $(ls -A %s | wc -l) = 1",
         from, to, to, to, other);
-    run("rm -rf %s", other);
+    other_done(other);
+    place_done(&p);
+}
+END_TEST
+
+/* Permissions are what a read-only file system is to others: the source can be read, not removed. */
+START_TEST(move_across_leaves_no_copy_of_what_it_cannot_remove)
+{
+    struct place p;
+    place_init(&p, NULL);
+    char other[80];
+    if (!other_device(&p, other)) {
+        place_done(&p);
+        return;
+    }
+    guard_free(p.g);
+    const char *const allow[] = {p.root, other, NULL};
+    ck_assert_int_eq(
+        guard_new(&(struct guard_config){.base_dir = p.root, .allow = allow}, &p.g, NULL), 0);
+    run("cd %s && chmod 755 . .. && mkdir -p ro/sub open/deep/er && echo x > ro/f && echo y > ro/sub/g && "
+        "echo z > open/a && echo w > open/deep/b && touch open/deep/er/c && echo old > %s/kept && chmod 777 open %s && "
+        "chmod 555 ro open/deep",
+        p.root, other, other);
+    bool root = geteuid() == 0; /* whom modes don't bind */
+    if (root)
+        ck_assert_int_eq(seteuid(65534), 0);
+    static const char *const sources[] = {"ro/f", "ro/sub", "open/deep", "open"}, *const names[] = {"new", "kept"};
+    for (size_t i = 0; i < ARRAY_LEN(sources); i++) {
+        char from[128], to[128];
+        struct abx_error err;
+        snprintf(from, sizeof from, "%s/%s", p.root, sources[i]);
+        snprintf(to, sizeof to, "%s/%s", other, names[i % 2]);
+        ck_assert_int_lt(move(&p, from, to, &err), 0);
+        ck_assert_int_ge(err.status, 400);
+    }
+    if (root)
+        ck_assert_int_eq(seteuid(0), 0);
+    run("test \"$(ls -A %s)\" = kept && grep -q old %s/kept", other, other);
+    run("cd %s && chmod -R u+w ro open && grep -q x ro/f && grep -q y ro/sub/g && grep -q z open/a && "
+        "grep -q w open/deep/b && test -e open/deep/er/c && test $(ls -A open | wc -l) = 2",
+        p.root);
+    other_done(other);
     place_done(&p);
 }
 END_TEST
@@ -442,6 +503,7 @@ TEST_MAIN("files_ops", listing_of_what_is_no_directory_is_404,
           delete_copes_with_trees_deeper_than_its_descriptors,
           delete_refuses_a_tree_that_holds_a_denied_name, move_loses_nothing_when_it_refuses,
           move_replaces_a_link_and_goes_into_a_directory, move_crosses_devices,
+          move_across_leaves_no_copy_of_what_it_cannot_remove,
           mkdir_makes_parents_and_the_target_of_a_dangling_link,
           search_finds_by_name_and_by_content,
           search_with_helpers_keeps_its_order_and_its_bounds, race_of_directory_and_link_never_reaches_outside)
