@@ -119,20 +119,52 @@ static const char pragmas[] = "PRAGMA journal_mode=WAL;"
                               "PRAGMA cache_size=-1024;"
                               "PRAGMA temp_store=MEMORY;"
                               "PRAGMA secure_delete=ON;"
-                              "PRAGMA user_version=1;"
                               "ATTACH ':memory:' AS mem;";
 
-static int open_file(const char *path, sqlite3 **ret)
+/* The form of the state file, kept in it as user_version. 0 is a file that is empty, or whose making was cut off:
+ * `schema` adds what is not there yet. */
+#define FORM 1
+#define SET_FORM(n) "PRAGMA user_version=" #n
+#define SET_FORM_OF(n) SET_FORM(n)
+
+static int read_form(sqlite3 *db, int *ret)
+{
+    sqlite3_stmt *q = NULL;
+    int rc = sqlite3_prepare_v2(db, "PRAGMA user_version", -1, &q, NULL);
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_step(q);
+        if (rc == SQLITE_ROW) {
+            *ret = sqlite3_column_int(q, 0);
+            rc = SQLITE_OK;
+        } else if (rc == SQLITE_DONE) {
+            rc = SQLITE_CORRUPT;
+        }
+    }
+    sqlite3_finalize(q);
+    return rc;
+}
+
+/* ret_form: the file's, when it is newer than ours (SQLITE_MISMATCH; the file is left as it is). */
+static int open_file(const char *path, sqlite3 **ret, int *ret_form)
 {
     sqlite3 *db = NULL;
+    int form = 0;
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
     int rc = sqlite3_open_v2(path ? path : "", &db, flags, NULL);
     if (rc == SQLITE_OK) {
         sqlite3_busy_timeout(db, 5000);
-        rc = sqlite3_exec(db, pragmas, NULL, NULL, NULL);
+        rc = read_form(db, &form); /* before anything that writes */
+    }
+    if (rc == SQLITE_OK && form > FORM) {
+        *ret_form = form;
+        rc = SQLITE_MISMATCH;
     }
     if (rc == SQLITE_OK)
+        rc = sqlite3_exec(db, pragmas, NULL, NULL, NULL);
+    if (rc == SQLITE_OK)
         rc = sqlite3_exec(db, schema, NULL, NULL, NULL);
+    if (rc == SQLITE_OK && form < FORM)
+        rc = sqlite3_exec(db, SET_FORM_OF(FORM), NULL, NULL, NULL);
     if (rc != SQLITE_OK) {
         sqlite3_close_v2(db);
         return rc;
@@ -155,7 +187,8 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
         }
         (void)fchmod(fd, 0600); /* an older, wider mode is narrowed where we may */
     }
-    int rc = open_file(path, &st->db);
+    int form = 0;
+    int rc = open_file(path, &st->db, &form);
     if (path && (rc == SQLITE_CORRUPT || rc == SQLITE_NOTADB)) {
         struct buf aside = BUF_INIT;
         buf_addf(&aside, "%s.damaged-%lld", path, (long long)time(NULL));
@@ -170,7 +203,13 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
             (void)unlink(aside.data); /* belongs to the damaged file */
         buf_done(&aside);
         autoclose int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-        rc = open_file(path, &st->db);
+        rc = open_file(path, &st->db, &form);
+    }
+    if (rc == SQLITE_MISMATCH && form > FORM) {
+        free(st);
+        return abx_fail(err, E_RUNTIME_503, 0,
+                        "agents' state was written by a newer server (form %d, this one knows up to %d): %s", form,
+                        FORM, path);
     }
     if (rc != SQLITE_OK) {
         free(st);

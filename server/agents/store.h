@@ -18,8 +18,8 @@
 struct store;
 
 /* path NULL: a private temporary database, gone with the server. Blocks; any thread.
- * A damaged file is set aside (NAME.damaged-TIME) and a fresh one begun. Errors: E_OS, E_NO_MEMORY.
- */
+ * A damaged file is set aside (NAME.damaged-TIME) and a fresh one begun. A file of a newer form is refused and left as
+ * it is (E_RUNTIME_503). Errors: E_OS, E_NO_MEMORY too. */
 int store_open(const char *path, struct store **ret, struct abx_error *err);
 /* Applies what is queued, then closes. A worker that still comes finds nothing: its statements are
  * NULL. The struct itself stays when a flush is under way (the process ends). */

@@ -66,6 +66,44 @@ START_TEST(the_file_is_private_and_keeps_what_was_written)
 }
 END_TEST
 
+static int64_t ask(const char *path, const char *sql)
+{
+    sqlite3 *db;
+    sqlite3_stmt *q;
+    ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+    ck_assert_int_eq(sqlite3_prepare_v2(db, sql, -1, &q, NULL), SQLITE_OK);
+    int64_t n = sqlite3_step(q) == SQLITE_ROW ? sqlite3_column_int64(q, 0) : -1;
+    sqlite3_finalize(q);
+    sqlite3_close(db);
+    return n;
+}
+
+START_TEST(a_newer_form_is_refused_and_left_as_it_is)
+{
+    autofree char *dir = folder();
+    char path[256];
+    struct store *st;
+    struct abx_error err;
+    snprintf(path, sizeof(path), "%s/a.db", dir);
+    ck_assert_int_eq(store_open(path, &st, &err), 0);
+    store_close(st);
+    ck_assert_int_eq(ask(path, "PRAGMA user_version"), 1);
+    (void)ask(path, "PRAGMA user_version=2");
+    (void)ask(path, "DROP TABLE keys");
+    ck_assert_int_eq(store_open(path, &st, &err), -1);
+    ck_assert_int_eq(err.status, 503);
+    ck_assert_ptr_nonnull(strstr(err.message, "newer"));
+    ck_assert_int_eq(ask(path, "PRAGMA user_version"), 2);
+    ck_assert_int_eq(ask(path, "SELECT count(*) FROM sqlite_master WHERE name = 'keys'"), 0);
+    (void)ask(path, "PRAGMA user_version=0"); /* as a file whose making was cut off */
+    ck_assert_int_eq(store_open(path, &st, &err), 0);
+    store_close(st);
+    ck_assert_int_eq(ask(path, "PRAGMA user_version"), 1);
+    ck_assert_int_eq(ask(path, "SELECT count(*) FROM sqlite_master WHERE name = 'keys'"), 1);
+    drop(dir);
+}
+END_TEST
+
 START_TEST(what_is_posted_is_seen_by_the_next_reader)
 {
     struct store *st;
@@ -113,6 +151,6 @@ START_TEST(a_damaged_file_is_set_aside)
 }
 END_TEST
 
-TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written,
+TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written, a_newer_form_is_refused_and_left_as_it_is,
           what_is_posted_is_seen_by_the_next_reader, a_transaction_left_open_is_rolled_back,
           a_damaged_file_is_set_aside)
