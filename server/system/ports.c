@@ -22,11 +22,16 @@
 
 /* How it works: sock_diag(7) dumps the sockets in LISTEN only, however many connections there are;
  * where the kernel has no such thing (gVisor), /proc/net/tcp and tcp6 are read. The holder is found
- * by the socket's inode among /proc/PID/fd. Looking through all descriptors is what costs, so the
- * place where each was found is kept and only looked at again. */
+ * by the socket's inode among /proc/PID/fd. Looking through all descriptors is what costs (some
+ * microseconds each), so the place where each was found is kept and only looked at again, and a search
+ * looks first where listeners are: among the lowest descriptors of every process, made before its
+ * connections, then from each process's highest one down, where new ones are. It ends after MAX_LOOKS. */
 
 #define MAX_PORTS 20000
 #define NOBODY_MS 10000
+#define FIRST_FDS 64    /* the first pass: descriptors of each process below this, ... */
+#define FIRST_GAPS 8    /* ... until so many in a row are not there */
+#define MAX_LOOKS 20000 /* a search; whoever is not found by then counts as nobody's */
 
 struct listener {
     uint64_t inode;
@@ -175,6 +180,7 @@ static int list_by_file(const char *root, const char *path, bool v6, struct list
 static bool is_socket(int dir, const char *name, uint64_t *ret_inode)
 {
     char target[64];
+    errno = 0;
     ssize_t n = readlinkat(dir, name, target, sizeof target - 1);
     if (n < 10 || memcmp(target, "socket:[", 8) != 0)
         return false;
@@ -222,49 +228,105 @@ static size_t recall(const char *root, struct listener **index, size_t n,
     return known;
 }
 
-static size_t search_process(const char *root, const char *pid, struct listener **index, size_t n)
+struct search {
+    const char *root;
+    struct listener **index;
+    size_t n, known, looked;
+};
+
+/* False: there is no such descriptor. */
+static bool look_at(struct search *s, int dir, int pid, int fd)
 {
-    char path[PATH_MAX];
-    if ((size_t)snprintf(path, sizeof path, "%s/proc/%s/fd", root, pid) >= sizeof path)
-        return 0;
-    DIR *dir = opendir(path);
-    if (!dir)
-        return 0; /* ended, or somebody else's */
-    size_t found = 0;
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        uint64_t inode;
-        struct listener **at;
-        if (entry->d_name[0] == '.' || !is_socket(dirfd(dir), entry->d_name, &inode) ||
-            !(at = find(index, n, inode)) || (*at)->pid)
-            continue;
-        (*at)->pid = (int)strtol(pid, NULL, 10);
-        (*at)->fd = (int)strtol(entry->d_name, NULL, 10);
-        found++;
+    char name[16];
+    uint64_t inode;
+    struct listener **at;
+    snprintf(name, sizeof name, "%d", fd);
+    s->looked++;
+    if (!is_socket(dir, name, &inode))
+        return errno != ENOENT;
+    if ((at = find(s->index, s->n, inode)) && !(*at)->pid) {
+        (*at)->pid = pid;
+        (*at)->fd = fd;
+        s->known++;
     }
-    closedir(dir);
-    return found;
+    return true;
 }
 
-static void find_holders(const char *root, struct listeners *l, const struct port_owners *owners)
+static bool is_over(const struct search *s) { return s->known == s->n || s->looked >= MAX_LOOKS; }
+
+static int open_process(const struct search *s, const char *pid)
+{
+    char path[PATH_MAX];
+    if ((size_t)snprintf(path, sizeof path, "%s/proc/%s/fd", s->root, pid) >= sizeof path)
+        return -1;
+    return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+static void search_lowest(struct search *s, const char *pid)
+{
+    autoclose int dir = open_process(s, pid);
+    if (dir < 0)
+        return; /* ended, or somebody else's */
+    for (int fd = 0, gaps = 0; fd < FIRST_FDS && gaps < FIRST_GAPS && !is_over(s); fd++)
+        gaps = look_at(s, dir, (int)strtol(pid, NULL, 10), fd) ? 0 : gaps + 1;
+}
+
+static int highest_first(const void *a, const void *b)
+{
+    int x = *(const int *)a, y = *(const int *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static void search_all(struct search *s, const char *pid)
+{
+    autoclose int fd = open_process(s, pid);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir)
+        return;
+    (void)take_fd(&fd);
+    autofree int *fds = NULL;
+    size_t n = 0, cap = 0;
+    for (struct dirent *entry; n < MAX_LOOKS && (entry = readdir(dir));) {
+        if (entry->d_name[0] < '0' || entry->d_name[0] > '9')
+            continue;
+        if (n == cap) {
+            int *grown = realloc(fds, (cap = cap ? cap * 2 : 256) * sizeof *fds);
+            if (!grown)
+                break;
+            fds = grown;
+        }
+        fds[n++] = (int)strtol(entry->d_name, NULL, 10);
+    }
+    if (n > 0)
+        qsort(fds, n, sizeof *fds, highest_first);
+    for (size_t i = 0; i < n && !is_over(s); i++)
+        (void)look_at(s, dirfd(dir), (int)strtol(pid, NULL, 10), fds[i]); /* it may be closed by now */
+    closedir(dir);
+}
+
+/* Returns how many descriptors were looked at. */
+static size_t find_holders(const char *root, struct listeners *l, const struct port_owners *owners)
 {
     autofree struct listener **index = malloc((l->n + 1) * sizeof *index);
     char path[PATH_MAX];
     if (!index || l->n == 0 || (size_t)snprintf(path, sizeof path, "%s/proc", root) >= sizeof path)
-        return;
+        return 0;
     for (size_t i = 0; i < l->n; i++)
         index[i] = &l->list[i];
     qsort(index, l->n, sizeof *index, by_inode);
 
-    size_t known = recall(root, index, l->n, owners);
-    if (known == l->n)
-        return;
-    DIR *dir = opendir(path);
-    if (!dir)
-        return;
-    for (struct dirent *entry; known < l->n && (entry = readdir(dir));)
-        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9')
-            known += search_process(root, entry->d_name, index, l->n);
-    closedir(dir);
+    struct search s = {.root = root, .index = index, .n = l->n};
+    s.known = recall(root, index, l->n, owners);
+    DIR *dir = is_over(&s) ? NULL : opendir(path);
+    for (int rest = 0; dir && rest < 2; rest++) {
+        rewinddir(dir);
+        for (struct dirent *entry; !is_over(&s) && (entry = readdir(dir));)
+            if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9')
+                (rest ? search_all : search_lowest)(&s, entry->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    return s.looked;
 }
 
 /* --- the answer ------------------------------------------------------------------------------- */
@@ -335,7 +397,7 @@ json_t *ports_list(const char *root, struct port_owners *owners, struct abx_erro
             return NULL;
         }
     }
-    find_holders(root, &l, owners);
+    size_t looked = find_holders(root, &l, owners);
     json_t *list = json_array();
     struct last_name last = {0};
     for (size_t i = 0; i < l.n; i++)
@@ -343,6 +405,7 @@ json_t *ports_list(const char *root, struct port_owners *owners, struct abx_erro
     json_decref(last.name);
     bool whole = list && json_array_size(list) == l.n;
     remember(&l, owners);
+    owners->looked = looked;
     free(l.list);
     if (whole)
         return list;

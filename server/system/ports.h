@@ -16,6 +16,7 @@ struct port_owner {
 struct port_owners {
     struct port_owner *list; /* heap */
     size_t n;
+    size_t looked; /* descriptors that the call which filled this has looked at */
 };
 void port_owners_done(struct port_owners *o);
 

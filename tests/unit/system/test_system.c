@@ -309,6 +309,64 @@ START_TEST(tables_are_read_where_netlink_is_missing)
 }
 END_TEST
 
+static void put_socket(int pid, int fd, int inode)
+{
+    char link[160], target[40];
+    snprintf(link, sizeof link, "%s/proc/%d/fd/%d", root, pid, fd);
+    snprintf(target, sizeof target, "socket:[%d]", inode);
+    ck_assert_int_eq(symlink(target, link), 0);
+}
+
+START_TEST(holders_are_found_without_looking_at_every_connection)
+{
+    char dir[128];
+    static const int pids[] = {42, 43};
+    for (size_t i = 0; i < ARRAY_LEN(pids); i++) {
+        char comm[40];
+        snprintf(comm, sizeof comm, "/proc/%d/comm", pids[i]);
+        put(comm, "x\n");
+        snprintf(dir, sizeof dir, "%s/proc/%d/fd", root, pids[i]);
+        mkdir(dir, 0755);
+        put_socket(pids[i], 4, pids[i]);
+        for (int fd = 100; fd < 3100; fd++)
+            put_socket(pids[i], fd, 100000 * (int)i + fd);
+    }
+    static const char head[] = "  sl\n   0: 0100007F:2328 00000000:0000 0A 0:0 00:0 0 0 0 42 1\n"
+                               "   1: 0100007F:2329 00000000:0000 0A 0:0 00:0 0 0 0 43 1\n";
+    put("/proc/net/tcp", head);
+    put("/proc/net/tcp6", "  sl\n");
+    struct port_owners owners = {0};
+    json_t *list = ports_list(root, &owners, &err);
+    ck_assert_int_eq(json_integer_value(json_object_get(find_port(list, 9000), "pid")), 42);
+    ck_assert_int_eq(json_integer_value(json_object_get(find_port(list, 9001), "pid")), 43);
+    ck_assert_uint_le(owners.looked, 200);
+    json_decref(list);
+
+    /* One that lies between the connections is found all the same. */
+    char more[sizeof head + 100];
+    snprintf(more, sizeof more, "%s   2: 0100007F:232A 00000000:0000 0A 0:0 00:0 0 0 0 101500 1\n", head);
+    put("/proc/net/tcp", more);
+    list = ports_list(root, &owners, &err);
+    ck_assert_int_eq(json_integer_value(json_object_get(find_port(list, 9002), "pid")), 43);
+    ck_assert_uint_gt(owners.looked, 200);
+    json_decref(list);
+    list = ports_list(root, &owners, &err);
+    ck_assert_uint_eq(owners.looked, 0);
+    json_decref(list);
+
+    /* Nobody's: the search is bounded. */
+    snprintf(more, sizeof more, "%s   2: 0100007F:232B 00000000:0000 0A 0:0 00:0 0 0 0 7 1\n", head);
+    put("/proc/net/tcp", more);
+    for (int fd = 4000; fd < 20000; fd++)
+        put_socket(42, fd, 10000000 + fd);
+    list = ports_list(root, &owners, &err);
+    ck_assert(json_is_null(json_object_get(find_port(list, 9003), "pid")));
+    ck_assert_uint_le(owners.looked, 20000);
+    json_decref(list);
+    port_owners_done(&owners);
+}
+END_TEST
+
 /* --- packages ----------------------------------------------------------------------------------
  */
 
@@ -558,6 +616,7 @@ int main(void)
     tcase_add_test(t, metrics_have_processes_and_interfaces);
     tcase_add_test(t, own_listeners_are_found_with_their_pid);
     tcase_add_test(t, tables_are_read_where_netlink_is_missing);
+    tcase_add_test(t, holders_are_found_without_looking_at_every_connection);
     tcase_add_test(t, missing_databases_are_empty_lists);
     tcase_add_test(t, dpkg_lists_what_is_installed);
     tcase_add_test(t, apk_lists_its_database);
