@@ -1,7 +1,7 @@
 /* Runs in the page, in a world of its own: the page's scripts neither see nor change it. One function,
  * sent with each call: cmd, its arguments, and for ref selectors the element.
  * Answers are plain objects; {bad: text} is a selector that can't be read, {wait: text} "not yet",
- * {cannot: text} never with this element. */
+ * {cannot: text} never with this element, {missing: true} nothing there that could be waited for. */
 async function (cmd, a, given) {
     class Bad extends Error {}
 
@@ -282,7 +282,7 @@ async function (cmd, a, given) {
 
     async function actionable() {
         let e = find();
-        if (!e) return {wait: given ? 'the element is no longer in the page' : 'no element matches it'};
+        if (!e) return given ? {missing: true} : {wait: 'no element matches it'};
         if (e.nodeName === 'OPTION' && e.closest('select')) e = e.closest('select');
         if (!isVisible(e)) return {wait: 'the element is not visible', found: true};
         if (!isEnabled(e)) return {wait: 'the element is disabled', found: true};
@@ -358,7 +358,7 @@ async function (cmd, a, given) {
 
         async focus() {
             let e = find();
-            if (!e) return {wait: given ? 'the element is no longer in the page' : 'no element matches it'};
+            if (!e) return given ? {missing: true} : {wait: 'no element matches it'};
             if (e.localName === 'label' && e.control) e = e.control;
             if (!isVisible(e)) return {wait: 'the element is not visible', found: true};
             if (!isEnabled(e)) return {wait: 'the element is disabled', found: true};
@@ -415,7 +415,7 @@ async function (cmd, a, given) {
             let target = null;
             if (a.selector || given) {
                 target = find();
-                if (!target) return {wait: 'no element matches it'};
+                if (!target) return given ? {missing: true} : {wait: 'no element matches it'};
             }
             if (target && a.x === undefined && a.y === undefined && !a.to) {
                 target.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
@@ -430,6 +430,8 @@ async function (cmd, a, given) {
         },
     };
 
+    /* A number that no snapshot gave out may be a document's or a text's. */
+    if (given && given.nodeType !== Node.ELEMENT_NODE) return {missing: true};
     try {
         return await commands[cmd]();
     } catch (e) {

@@ -347,6 +347,9 @@ static void on_injected(void *data, struct cdp_answer *a)
     } else if (cannot) {
         op->inject_cmd = NULL;
         fail_call(op, E_BROWSER, "%s: %.200s", cannot, op->call.selector);
+    } else if (json_is_true(json_object_get(value, "missing"))) {
+        op->inject_cmd = NULL;
+        fail(op, E_BROWSER_MISSING, "Selector not found: %.200s", op->call.selector ? op->call.selector : "");
     } else if (wait && op->locating) {
         set_reason(op, wait);
         inject_again(op);
@@ -780,11 +783,8 @@ static void step_screenshot(struct op *op)
         if (failed(op))
             return;
         const char *wait = json_string_value(json_object_get(op->reply, "wait"));
-        if (wait || json_is_true(json_object_get(op->reply, "missing"))) {
-            if (wait)
-                fail_call(op, E_BROWSER, "%s: %.200s", wait, op->call.selector);
-            else
-                fail(op, E_BROWSER_MISSING, "Selector not found: %.200s", op->call.selector);
+        if (wait) {
+            fail_call(op, E_BROWSER, "%s: %.200s", wait, op->call.selector);
             return;
         }
         op->x = number(op->reply, "x");

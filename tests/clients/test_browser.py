@@ -814,6 +814,33 @@ def test_snapshot_refs_can_be_acted_on(server, site):
     assert server.post("click", ref=ref, timeout=500)[0] == 404
 
 
+def test_a_ref_that_is_no_element_is_not_found(server, site):
+    server.ok("navigate", url=site + "/", wait_until="load")
+    began = time.monotonic()
+    for number in list(range(1, 9)) + [2**31 - 1]:  # the first ones may be the document, its texts, or the <html>
+        for name, more in (("click", {}), ("type", {"text": "x"}), ("screenshot", {}), ("scroll", {}),
+                           ("press", {"key": "a"}), ("wait", {})):
+            status, answer = server.post(name, ref=f"e{number}", timeout=300, **more)
+            assert status in (200, 404) or answer["type"] == "TimeoutError", (number, name, status, answer)
+            if number == 2**31 - 1:
+                assert (status, answer["type"]) == (404, "ValueError"), (name, answer)
+    assert time.monotonic() - began < 60
+
+
+def test_a_ref_that_left_the_page_is_not_found_at_once(server, site):
+    server.ok("navigate", url=site + "/", wait_until="load")
+    server.js("document.body.innerHTML = '<button>Gone</button>'; window.kept = document.querySelector('button'); 1")
+    line = next(part for part in server.get("snapshot")[1]["snapshot"].splitlines() if 'button "Gone"' in part)
+    ref = line.split("[ref=")[1].split("]")[0]
+    server.js("kept.remove(); 1")
+    for name, more in (("click", {}), ("type", {"text": "x"}), ("press", {"key": "a"}), ("scroll", {}), ("screenshot", {})):
+        began = time.monotonic()
+        status, answer = server.post(name, ref=ref, timeout=20000, **more)
+        assert (status, answer["type"]) == (404, "ValueError"), (name, answer)
+        assert time.monotonic() - began < 10
+    assert server.post("wait", ref=ref, state="detached", timeout=2000)[0] == 200
+
+
 def test_sessions_are_apart(server, site):
     server.ok("navigate", url=site + "/", wait_until="load")
     server.js("document.cookie='shared=1'; 1")
