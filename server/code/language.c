@@ -27,7 +27,9 @@ static const char *const node_argv[] = {
     "(0, eval)((f => { const s = f.readFileSync(3, 'utf8'); f.closeSync(3); return s })(require('fs')) + "
     "'\\n//# sourceURL=[eval]')",
     NULL};
-static const char *const bash_argv[] = {"bash", "-c", "eval \"exec 3<&-; $(</dev/fd/3)\"", "bash", NULL};
+/* The variable holds the code after -c too. The code stands alone in its eval: messages name its own lines. */
+static const char *const bash_argv[] = {
+    "bash", "-c", "BASH_EXECUTION_STRING=$(</dev/fd/3); exec 3<&-; eval \"$BASH_EXECUTION_STRING\"", "bash", NULL};
 
 static const char *const perl_argv[] = {"perl", "/dev/fd/3", NULL};
 static const char *const ruby_argv[] = {"ruby", "/dev/fd/3", NULL};
