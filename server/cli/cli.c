@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char help[] =
     "usage: abx-server [COMMAND] [OPTIONS]\n"
@@ -25,10 +26,15 @@ static const char help[] =
     "abx-server --cflags prints what a compiler needs to build a commands file.\n"
     "abx-server COMMAND --help tells a command's options.\n";
 
+bool cli_is_digits(const char *text)
+{
+    return *text && strspn(text, "0123456789") == strlen(text);
+}
+
 int cli_number(const char *option, const char *text, long min, long max, long *ret)
 {
     int64_t n;
-    if (num_parse(text, min, max, &n) < 0) {
+    if (!cli_is_digits(text) || num_parse(text, min, max, &n) < 0) {
         fprintf(stderr, "abx-server: %s must be a whole number from %ld to %ld, not '%s'\n", option, min, max,
                 text);
         return -1;
@@ -111,8 +117,27 @@ static const struct {
     {"version", version},
 };
 
+/* Settings from files and secrets often end with a line break that nobody meant: the blanks around the values of ABX_*
+ * go, in the block itself, before anything reads them. The token has rules of its own (policy_token_text). */
+static void trim_settings(void)
+{
+    static const char blanks[] = " \t\r\n\v\f";
+    for (char **at = environ; *at; at++) {
+        char *value = strchr(*at, '=');
+        if (strncmp(*at, "ABX_", 4) != 0 || !value || strncmp(*at, "ABX_SERVER_TOKEN=", 17) == 0)
+            continue;
+        value++;
+        size_t size = strlen(value), from = strspn(value, blanks), to = size;
+        while (to > from && strchr(blanks, value[to - 1]))
+            to--;
+        memmove(value, value + from, to - from);
+        explicit_bzero(value + (to - from), size - (to - from)); /* it may be a token of a policy */
+    }
+}
+
 int cli_main(int argc, char **argv)
 {
+    trim_settings();
     if (argc < 2)
         return cli_serve(1, (char *[]){"serve", NULL});
     const char *word = argv[1];

@@ -2,6 +2,7 @@
 /* The command line. Each subcommand gets argv from its own name on and returns the exit status. */
 
 #include <getopt.h>
+#include <stdbool.h>
 
 struct env_map;
 struct policy_doc;
@@ -23,7 +24,9 @@ int cli_init(int argc, char **argv);
  * (exit with EXIT_USAGE), 'h' for help. `usage`: one line, without "usage: ". Positional arguments are refused. */
 int cli_option(int argc, char **argv, const struct option *options, const char *usage);
 
-/* A port or another whole number from an option; prints the refusal itself. 0 / -1. */
+/* Digits and nothing else: no sign, no blank. */
+bool cli_is_digits(const char *text);
+/* A port or another whole number (digits only) from an option; prints the refusal itself. 0 / -1. */
 int cli_number(const char *option, const char *text, long min, long max, long *ret);
 
 /* The environment that children get (env_free), made of a copy of our own block, which is left as it is. NULL: no

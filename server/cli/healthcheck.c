@@ -79,7 +79,7 @@ int cli_healthcheck(int argc, char **argv)
         case 'p': {
             int64_t n;
             port = optarg;
-            if (num_parse(port, INT64_MIN, INT64_MAX, &n) < 0) {
+            if (!cli_is_digits(port + (*port == '-')) || num_parse(port, INT64_MIN, INT64_MAX, &n) < 0) {
                 fprintf(stderr, "abx-server: --port must be a number, not '%s'\n", port);
                 return EXIT_USAGE;
             }
@@ -88,7 +88,7 @@ int cli_healthcheck(int argc, char **argv)
             break;
         }
         case 't':
-            if (num_parse_double(optarg, &timeout) < 0) {
+            if (strspn(optarg, "+ \t\r\n") > 0 || strpbrk(optarg, " \t\r\n") || num_parse_double(optarg, &timeout) < 0) {
                 fprintf(stderr, "abx-server: --timeout must be a number of seconds, not '%s'\n", optarg);
                 return EXIT_USAGE;
             }

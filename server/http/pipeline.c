@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/own.h"
+#include "policy/guards.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +196,36 @@ static bool list_has(const struct str_list *list, const char *text)
     return false;
 }
 
+/* "[::1]:9000", which is no pattern with a set of characters. */
+static bool is_v6_with_port(const char *entry)
+{
+    char host[64];
+    size_t len = host_len(entry);
+    if (entry[0] != '[' || entry[len] != ':' || len >= sizeof host)
+        return false;
+    memcpy(host, entry, len);
+    host[len] = '\0';
+    return host_is_v6(host, host);
+}
+
+/* name: the host without its port; host: as the client sent it. */
+static bool host_listed(const struct str_list *list, const char *name, const char *host)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        const char *entry = list->items[i];
+        bool hit;
+        if (host_is_v6(entry, entry))
+            hit = host_is_v6(entry, name);
+        else if (is_v6_with_port(entry))
+            hit = strcasecmp(entry, host) == 0;
+        else
+            hit = guard_glob(entry, name) || guard_glob(entry, host);
+        if (hit)
+            return true;
+    }
+    return false;
+}
+
 /* Decision 12: without tokens, any web page could otherwise drive the sandbox through its visitor. */
 static int check_origin(struct req *r, struct abx_error *err)
 {
@@ -208,7 +239,7 @@ static int check_origin(struct req *r, struct abx_error *err)
         for (char *c = name; *c; c++)
             if (*c >= 'A' && *c <= 'Z')
                 *c |= 0x20;
-        if (!list_has(hosts, name) && !(host && list_has(hosts, host)))
+        if (!host_listed(hosts, name, host ? host : ""))
             return abx_fail(err, E_HOST_DENIED, 0, "This Host is not accepted");
     }
     if (policy_has_tokens(p))

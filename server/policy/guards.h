@@ -60,7 +60,8 @@ bool env_is_loader_name(const char *name);
 /* --- URLs ---------------------------------------------------------------------------------- */
 
 struct url_rules {
-    const struct str_list *allow, *deny; /* URL globs; without ":" and "/" they are host globs. NULL = none */
+    const struct str_list *allow, *deny; /* URL globs; without ":" and "/", or as IPv6 addresses, they are
+                                            hosts'. NULL = none */
     bool block_private; /* loopback, link-local, private, ... hosts are "not allowed" rather than "denied" */
     bool allow_private; /* lifts the standing refusal of such hosts */
     const struct str_list *loopback_ports; /* "3000": http(s)://localhost:3000 passes all the same */
@@ -80,6 +81,10 @@ struct url_parts {
  * block_private), E_URL_INVALID, E_URL_DENIED. */
 int url_check(const struct url_rules *rules, const char *url, size_t len, struct arena *arena,
               struct url_parts *ret, struct abx_error *err);
+
+/* Is `entry` of a list an IPv6 address, in brackets or bare, and `host` (likewise) the same one, however written? As a
+ * glob "[::1]" would be a set of characters. */
+bool host_is_v6(const char *entry, const char *host);
 
 /* Is this address one that a page or a webhook must not reach? (loopback, link-local, private,
  * CGNAT, multicast, documentation, v4-mapped, NAT64, 6to4, unspecified). addr: sockaddr. */

@@ -119,6 +119,12 @@ bool policy_configured(const struct policy *p);
 bool policy_has_tokens(const struct policy *p);
 enum audit_level policy_default_audit(const struct policy *p);
 const char *policy_base_dir(const struct policy *p);
+/* A token from a variable, without the blanks and line ends around it that files and secrets often have (they can't be
+ * sent: presented tokens are trimmed too). *ret_len 0: NULL or empty. name: for messages.
+ * Errors: E_CONFIG, nothing but blanks, or a control character inside. */
+int policy_token_text(const char *name, const char *value, const char **ret, size_t *ret_len,
+                      struct abx_error *err);
+
 /* Extra accepted origins and hosts (auth.allowed_origins, auth.allowed_hosts); NULL when not configured. */
 const struct str_list *policy_origins(const struct policy *p);
 const struct str_list *policy_hosts(const struct policy *p);

@@ -620,12 +620,15 @@ static int read_token(struct policy *p, const struct policy_inputs *in, const js
         memcpy(t->hash, former, SHA256_LEN);
     } else {
         const char *value = in->getenv ? in->getenv(t->env) : getenv(t->env);
-        if (!value || !*value) {
+        size_t len;
+        if (policy_token_text(t->env, value, &value, &len, err) < 0)
+            return -1;
+        if (len == 0) {
             struct place at = place_key(&(struct place){"policy.auth.tokens"}, t->who.id);
             return abx_fail(err, E_CONFIG, 0, "%s: environment variable '%s' is not set", at.text,
                             t->env);
         }
-        sha256(value, strlen(value), t->hash);
+        sha256(value, len, t->hash);
     }
     return 0;
 }

@@ -968,6 +968,32 @@ static int add_server_identity(struct policy_doc *doc, const uint8_t hash[SHA256
     return 0;
 }
 
+static bool is_blank(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+int policy_token_text(const char *name, const char *value, const char **ret, size_t *ret_len,
+                      struct abx_error *err)
+{
+    const char *from = value ? value : "", *to = from + strlen(from);
+
+    while (from < to && is_blank(*from))
+        from++;
+    while (to > from && is_blank(to[-1]))
+        to--;
+    if (value && *value && from == to)
+        return abx_fail(err, E_CONFIG, 0, "the token in '%s' is nothing but blanks", name);
+    for (const char *p = from; p < to; p++)
+        if ((unsigned char)*p < ' ' || *p == 0x7f)
+            return abx_fail(err, E_CONFIG, 0,
+                            "the token in '%s' has a line break or another control character in it, so nobody "
+                            "could send it", name);
+    *ret = from;
+    *ret_len = (size_t)(to - from);
+    return 0;
+}
+
 int policy_doc_hash_tokens(struct policy_doc *doc, struct abx_error *err)
 {
     size_t n = 0;
@@ -978,10 +1004,15 @@ int policy_doc_hash_tokens(struct policy_doc *doc, struct abx_error *err)
     if (!hashes)
         return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
     for (size_t i = 0; i < n; i++) {
-        const char *value = getenv(doc->token_envs[i]);
-        hashes[i].set = value && *value;
+        const char *value;
+        size_t len;
+        if (policy_token_text(doc->token_envs[i], getenv(doc->token_envs[i]), &value, &len, err) < 0) {
+            free(hashes);
+            return -1;
+        }
+        hashes[i].set = len > 0;
         if (hashes[i].set)
-            sha256(value, strlen(value), hashes[i].hash);
+            sha256(value, len, hashes[i].hash);
     }
     free(doc->env_hashes);
     doc->env_hashes = hashes;
@@ -991,10 +1022,13 @@ int policy_doc_hash_tokens(struct policy_doc *doc, struct abx_error *err)
 int policy_doc_add_server_token(struct policy_doc *doc, const char *token, struct abx_error *err)
 {
     uint8_t hash[SHA256_LEN];
+    size_t len;
 
-    if (!token || !*token)
+    if (policy_token_text(SERVER_TOKEN_ENV, token, &token, &len, err) < 0)
+        return -1;
+    if (len == 0)
         return 0;
-    sha256(token, strlen(token), hash);
+    sha256(token, len, hash);
     /* Kept even when the document has tokens: a later version of it may have none. */
     memcpy(doc->kept_hash, hash, SHA256_LEN);
     doc->has_kept_hash = true;

@@ -572,10 +572,33 @@ static const char *percent_decoded(const char *s, struct arena *arena)
     return out;
 }
 
+static bool read_v6(const char *text, uint8_t ret[16])
+{
+    char plain[INET6_ADDRSTRLEN];
+    size_t len = strlen(text);
+    if (len > 2 && text[0] == '[' && text[len - 1] == ']') {
+        text++;
+        len -= 2;
+    }
+    if (len >= sizeof plain)
+        return false;
+    memcpy(plain, text, len);
+    plain[len] = '\0';
+    return inet_pton(AF_INET6, plain, ret) == 1;
+}
+
+bool host_is_v6(const char *entry, const char *host)
+{
+    uint8_t a[16], b[16];
+    return strchr(entry, ':') && read_v6(entry, a) && read_v6(host, b) && memcmp(a, b, sizeof a) == 0;
+}
+
 static bool rule_hits(const char *pattern, const char *const *spellings, const char *host)
 {
     if (!strpbrk(pattern, ":/"))
         return guard_glob(pattern, host);
+    if (host_is_v6(pattern, pattern))
+        return host_is_v6(pattern, host);
     for (; *spellings; spellings++)
         if (guard_glob(pattern, *spellings))
             return true;

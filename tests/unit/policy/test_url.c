@@ -208,6 +208,23 @@ START_TEST(rules_answer_before_everything_else)
 }
 END_TEST
 
+START_TEST(ipv6_addresses_are_plain_entries)
+{
+    static const char *const entries[] = {"2606:4700::1111", "[2606:4700::1111]", "[2606:4700:0:0::1111]"};
+    for (size_t i = 0; i < ARRAY_LEN(entries); i++) {
+        struct str_list one = list_of(entries[i]);
+        rules = (struct url_rules){.allow = &one};
+        assert_host("http://[2606:4700::1111]:81/x", "2606:4700::1111");
+        assert_refused("http://[2606:4700::1112]/", E_URL_NOT_ALLOWED);
+        rules = (struct url_rules){.deny = &one};
+        assert_refused("http://[2606:4700::1111]/", E_URL_NOT_ALLOWED);
+        assert_host("http://[2606:4700::1112]/", "2606:4700::1112");
+    }
+    ck_assert(host_is_v6("::1", "[::1]") && host_is_v6("[::1]", "::1") && host_is_v6("0::1", "[::1]"));
+    ck_assert(!host_is_v6("::1", "[::2]") && !host_is_v6("1", "1") && !host_is_v6("[::1", "::1"));
+}
+END_TEST
+
 START_TEST(block_private_and_exceptions)
 {
     rules = (struct url_rules){.block_private = true};
@@ -253,6 +270,7 @@ int main(void)
     tcase_add_test(t, private_hosts_are_denied_in_every_spelling);
     tcase_add_test(t, public_hosts_pass_normalised);
     tcase_add_test(t, rules_answer_before_everything_else);
+    tcase_add_test(t, ipv6_addresses_are_plain_entries);
     tcase_add_test(t, block_private_and_exceptions);
     tcase_add_test(t, addresses_of_connections_are_judged_alike);
     suite_add_tcase(s, t);
