@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 /* Entries are "NAME=value" heap strings in order; a few dozen, so a walk finds them. */
 struct env_map {
@@ -174,6 +175,27 @@ void env_unset(struct env_map *e, const char *name)
     free(e->entries[i]);
     memmove(&e->entries[i], &e->entries[i + 1], (e->n - i - 1) * sizeof *e->entries);
     e->n--;
+}
+
+size_t env_cost(const char *name, const char *value)
+{
+    return strlen(name) + strlen(value) + 2 + sizeof(char *);
+}
+
+size_t env_total(const struct env_map *e)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < e->n; i++)
+        total += strlen(e->entries[i]) + 1 + sizeof(char *);
+    return total;
+}
+
+size_t env_total_max(void)
+{
+    /* A quarter of the stack's limit, and never less than 128 KiB; with a large stack the kernel has a bound of its
+     * own that sysconf(3) does not know (6 MiB). */
+    long room = sysconf(_SC_ARG_MAX);
+    return (size_t)(room > 0 && room < 2 * 1024 * 1024 ? room : 2 * 1024 * 1024) / 2;
 }
 
 void env_each(const struct env_map *e, void (*fn)(void *data, const char *name, const char *value),

@@ -20,6 +20,15 @@ const char *env_get(const struct env_map *e, const char *name); /* borrowed unti
 int env_set(struct env_map *e, const char *name, const char *value);
 void env_unset(struct env_map *e, const char *name);
 
+/* What one variable takes of the room for words and environment that execve(2) gives, pointer included. */
+size_t env_cost(const char *name, const char *value);
+/* The whole map's. */
+size_t env_total(const struct env_map *e);
+/* The most that the map may take: half of that room, so that spawns have the other half for their words and variables
+ * of their own. */
+size_t env_total_max(void);
+#define ENV_STRING_MAX (128 * 1024) /* NAME=value with its NUL: execve(2), MAX_ARG_STRLEN */
+
 /* Calls fn in environment order. */
 void env_each(const struct env_map *e, void (*fn)(void *data, const char *name, const char *value),
               void *data);

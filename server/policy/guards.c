@@ -660,6 +660,10 @@ int env_guard_check(const json_t *vars, struct abx_error *err)
         if (!is_env_name(name, len) || !json_is_string(value) ||
             strlen(json_string_value(value)) != json_string_length(value))
             return abx_fail(err, E_ENV_INVALID, 0, "Invalid environment assignment '%.200s'", name);
+        if (len + json_string_length(value) + 2 > ENV_STRING_MAX)
+            return abx_fail(err, E_ENV_INVALID, 0,
+                            "Environment variable '%.100s' is too large: with its name at most %d bytes",
+                            name, ENV_STRING_MAX - 2);
         if (strncasecmp(name, "ABX_", 4) == 0)
             return abx_fail(err, E_ENV_DENIED, 0,
                             "Environment variable '%.200s' cannot be overwritten", name);

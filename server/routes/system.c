@@ -311,7 +311,7 @@ static void packages_done(void *data)
         j->failed = abx_fail(&j->err, E_NO_MEMORY, 0, "Out of memory") < 0;
     if (!j->failed)
         j->failed =
-            resp_take(req_resp(req), "application/json; charset=utf-8", text, j->cache.len) < 0;
+            resp_json_text(req_resp(req), text, j->cache.len) < 0;
     struct package_cache *kept = &j->service->packages[j->query.manager][j->query.global];
     package_cache_done(kept);
     *kept = j->cache;
@@ -534,6 +534,32 @@ static json_t *sorted_names(const json_t *vars)
     return list;
 }
 
+/* So large that no program could be started any more? */
+static int check_room(const struct env_map *env, const json_t *vars, const json_t *removed, struct abx_error *err)
+{
+    size_t before = env_total(env), after = before;
+    const char *name, *old;
+    json_t *value;
+    json_object_foreach((json_t *)vars, name, value)
+    {
+        if ((old = env_get(env, name)))
+            after -= env_cost(name, old);
+        after += env_cost(name, json_string_value(value));
+    }
+    json_object_foreach((json_t *)removed, name, value)
+    {
+        if (json_object_get(vars, name))
+            after -= env_cost(name, json_string_value(json_object_get(vars, name)));
+        else if ((old = env_get(env, name)))
+            after -= env_cost(name, old);
+    }
+    if (after <= before || after <= env_total_max())
+        return 0;
+    return abx_fail(err, E_TOO_LARGE, 0,
+                    "The environment would take %zu bytes; more than %zu would leave programs no room to start", after,
+                    env_total_max());
+}
+
 int route_env_set(struct req *req, struct resp *resp, struct abx_error *err)
 {
     struct env_map *env = req_app(req)->env;
@@ -544,7 +570,8 @@ int route_env_set(struct req *req, struct resp *resp, struct abx_error *err)
     autojson json_t *removed = unset ? names_as_vars(unset, err) : NULL;
     if (unset && !removed)
         return -1;
-    if ((vars && check_vars(req, vars, err) < 0) || (removed && check_vars(req, removed, err) < 0))
+    if ((vars && check_vars(req, vars, err) < 0) || (removed && check_vars(req, removed, err) < 0) ||
+        check_room(env, vars, removed, err) < 0)
         return -1;
 
     const char *name;
