@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/own.h"
+#include "http/req.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -167,7 +168,7 @@ static void refuse_connection(int fd)
                                "\"code\": \"overloaded\", \"retry_after\": 1}";
     char text[512];
     int n = snprintf(text, sizeof text,
-                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
+                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: " JSON_CONTENT "\r\n"
                      "Content-Length: %zu\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s",
                      sizeof body - 1, body);
     ssize_t unused = send(fd, text, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);

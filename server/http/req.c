@@ -425,8 +425,6 @@ int resp_take(struct resp *resp, const char *content_type, char *data, size_t le
     return 0;
 }
 
-static const char json_content[] = "application/json; charset=utf-8";
-
 static int take_json(struct resp *resp, const json_t *value, struct abx_error *err)
 {
     struct buf out = BUF_INIT;
@@ -441,7 +439,7 @@ static int take_json(struct resp *resp, const json_t *value, struct abx_error *e
     resp->body = text;
     resp->len = len;
     if (!resp->has_content_type)
-        resp->content_type = json_content;
+        resp->content_type = JSON_CONTENT;
     return 0;
 }
 
@@ -469,7 +467,7 @@ int resp_json_text(struct resp *resp, char *text, size_t len)
     resp->body = text;
     resp->len = len;
     if (!resp->has_content_type)
-        resp->content_type = json_content;
+        resp->content_type = JSON_CONTENT;
     return 0;
 }
 

@@ -86,6 +86,9 @@ int req_admit(struct req *req, const struct rule *rule, int *ret_retry_after, st
 
 /* --- the plain answer ------------------------------------------------------------------------ */
 
+/* The Content-Type of every JSON answer, however it is written. */
+#define JSON_CONTENT "application/json; charset=utf-8"
+
 /* Status 200 unless set. Each of these fills resp completely and returns 0, or -1 with err. */
 int resp_json(struct resp *resp, struct abx_error *err, const char *fmt, ...); /* json_pack format */
 int resp_value(struct resp *resp, json_t *value, struct abx_error *err);       /* takes value (NULL: E_NO_MEMORY) */

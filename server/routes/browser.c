@@ -118,7 +118,7 @@ static void encoded(void *data)
     size_t len = 0;
     char *text = buf_take(&p->text, &len);
     struct abx_error err;
-    if (text && resp_take(req_resp(p->req), "application/json", text, len) == 0) {
+    if (text && resp_json_text(req_resp(p->req), text, len) == 0) {
         req_finish(p->req);
     } else {
         abx_fail(&err, E_NO_MEMORY, 0, "out of memory");
@@ -144,7 +144,7 @@ static void on_done(void *owner, struct browser_result *r)
     }
     int result;
     if (r->text) {
-        result = resp_take(req_resp(p->req), "application/json", take_ptr(r->text), r->len);
+        result = resp_json_text(req_resp(p->req), take_ptr(r->text), r->len);
         if (result < 0)
             abx_fail(&err, E_NO_MEMORY, 0, "out of memory");
     } else if (r->big) {

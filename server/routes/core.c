@@ -8,7 +8,7 @@
 int route_health(struct req *req, struct resp *resp, struct abx_error *err)
 {
     static const char body[] = "{\"status\": \"ok\"}";
-    return resp_bytes(resp, "application/json; charset=utf-8", body, sizeof(body) - 1, err);
+    return resp_bytes(resp, JSON_CONTENT, body, sizeof(body) - 1, err);
 }
 
 /* GET /capabilities -> the discovery document for the caller. */

@@ -565,7 +565,7 @@ void send_base64(struct req *req, int *fd, int64_t size, struct buf *head, const
     s->piece = *head;
     *head = (struct buf)BUF_INIT;
     static const struct stream_ops ops = {.drain = sender_drain, .gone = sender_gone};
-    s->stream = stream_open_raw(req, "application/json; charset=utf-8", total, &ops, s);
+    s->stream = stream_open_raw(req, JSON_CONTENT, total, &ops, s);
     next_piece(s);
     if (s->broken)
         send_ready(s);

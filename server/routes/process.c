@@ -127,7 +127,7 @@ static int answer_text(struct resp *resp, struct buf *text, struct abx_error *er
         buf_done(text);
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
     }
-    return resp_take(resp, "application/json", data, len);
+    return resp_json_text(resp, data, len);
 }
 
 /* --- start ------------------------------------------------------------------------------------------ */

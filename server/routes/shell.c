@@ -348,7 +348,7 @@ static void answer_long(struct shell_call *c)
         return;
     }
     (void)req_ref(c->req);
-    c->stream = stream_open_raw(c->req, "application/json", total, &pump_ops, c);
+    c->stream = stream_open_raw(c->req, JSON_CONTENT, total, &pump_ops, c);
     if (!c->stream) {
         req_unref(c->req);
         shell_free(c);
@@ -368,7 +368,7 @@ static void answer_short(struct shell_call *c)
     size_t len;
     char *text = buf_take(&body, &len);
     struct abx_error err;
-    if (text && resp_take(req_resp(c->req), "application/json", text, len) == 0) {
+    if (text && resp_json_text(req_resp(c->req), text, len) == 0) {
         req_finish(c->req);
     } else {
         buf_done(&body);
