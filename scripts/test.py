@@ -173,7 +173,8 @@ def steps():
             build(asan, "-Db_sanitize=address,undefined", "-Db_lundef=false"),
             unit(t, asan, SANITIZED),
             conformance(t, asan, SANITIZED, 3),
-            pytest(t, "asan-clients", asan, existing("tests/clients/test_http_raw.py", "tests/conformance/test_pty.py", "tests/faults/test_process.py"), SANITIZED),
+            pytest(t, "asan-clients", asan, existing("tests/clients/test_http_raw.py", "tests/conformance/test_pty.py", "tests/faults/test_process.py",
+                                                   "tests/faults/test_uploads.py"), SANITIZED),
         ),
         "tsan": lambda t: (
             build(tsan, "-Db_sanitize=thread", "-Db_lundef=false"),

@@ -244,7 +244,10 @@ static bool deliver(struct conn *c, const char *data, size_t len)
 static int on_body(llhttp_t *p, const char *at, size_t len)
 {
     struct conn *c = p->data;
-    return deliver(c, at, len) ? 0 : HPE_USER;
+    if (!deliver(c, at, len))
+        return HPE_USER;
+    /* What was read may hold further chunks: a consumer that has paused gets them when it goes on. */
+    return c->state == CONN_BODY && c->body_paused ? HPE_PAUSED : 0;
 }
 
 static const llhttp_settings_t settings = {

@@ -95,6 +95,7 @@ void req_set_gone(struct req *r)
 {
     if (atomic_exchange(&r->gone, true))
         return;
+    req_ref(r); /* who hears of it may let go of the last one */
     if (r->sink && !r->answered) {
         const struct body_sink *sink = r->sink;
         r->sink = NULL;
@@ -105,6 +106,7 @@ void req_set_gone(struct req *r)
         r->on_gone = NULL;
         fn(r->on_gone_data);
     }
+    req_unref(r);
 }
 
 /* --- what came ------------------------------------------------------------------------------------- */
