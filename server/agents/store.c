@@ -48,6 +48,7 @@ struct store {
     struct op *fired; /* barriers whose writes are on disk */
     size_t backlog;
     bool flushing;
+    bool closed; /* while flushing: flush_done frees it */
     bool complained;
 };
 
@@ -224,6 +225,18 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
 
 void store_set_loop(struct store *st, struct loop *loop) { st->loop = loop; }
 
+static void store_free(struct store *st)
+{
+    while (st->fired) {
+        struct op *next = st->fired->next;
+        free(st->fired);
+        st->fired = next;
+    }
+    pthread_mutex_destroy(&st->db_lock);
+    pthread_mutex_destroy(&st->q_lock);
+    free(st);
+}
+
 void store_close(struct store *st)
 {
     if (!st)
@@ -236,15 +249,9 @@ void store_close(struct store *st)
     memset(st->stmts, 0, sizeof(st->stmts));
     pthread_mutex_unlock(&st->db_lock);
     if (st->flushing)
-        return;
-    while (st->fired) {
-        struct op *next = st->fired->next;
-        free(st->fired);
-        st->fired = next;
-    }
-    pthread_mutex_destroy(&st->db_lock);
-    pthread_mutex_destroy(&st->q_lock);
-    free(st);
+        st->closed = true; /* a worker has it */
+    else
+        store_free(st);
 }
 
 static sqlite3_stmt *prepared(struct store *st, const char *sql)
@@ -459,6 +466,10 @@ static void flush_work(void *data)
 static void flush_done(void *data)
 {
     struct store *st = data;
+    if (st->closed) { /* whom the operations were to tell is no more */
+        store_free(st);
+        return;
+    }
     pthread_mutex_lock(&st->q_lock);
     struct op *fired = st->fired;
     st->fired = NULL;

@@ -2,6 +2,7 @@
 
 #include "../check_main.h"
 #include "base/buf.h"
+#include "base/loop.h"
 #include "base/own.h"
 
 #include <fcntl.h>
@@ -151,6 +152,22 @@ START_TEST(a_damaged_file_is_set_aside)
 }
 END_TEST
 
+/* What is never freed is LeakSanitizer's to see. */
+START_TEST(what_is_closed_while_a_worker_flushes_is_freed_after_it)
+{
+    struct store *st;
+    struct abx_error err;
+    struct loop *loop = loop_new();
+    ck_assert_int_eq(store_open(NULL, &st, &err), 0);
+    store_set_loop(st, loop);
+    store_post(st, INSERT, "ss", "one", "{}");
+    store_close(st);
+    st = NULL;
+    loop_free(loop); /* waits for the worker */
+}
+END_TEST
+
 TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written, a_newer_form_is_refused_and_left_as_it_is,
           what_is_posted_is_seen_by_the_next_reader, a_transaction_left_open_is_rolled_back,
-          a_damaged_file_is_set_aside)
+          a_damaged_file_is_set_aside,
+          what_is_closed_while_a_worker_flushes_is_freed_after_it)
