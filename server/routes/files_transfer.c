@@ -172,10 +172,13 @@ static void receiver_done(struct receiver *r)
 }
 
 /* What the loop finds wrong while a worker may be using r->err is written down by these, later. */
-static void too_large(struct receiver *r)
+static void overflowed(struct receiver *r)
 {
-    abx_fail(&r->err, E_TOO_LARGE, 0, "Request body too large; limit is %lld",
-             (long long)r->body_max);
+    if (r->seen > r->body_max)
+        abx_fail(&r->err, E_TOO_LARGE, 0, "Request body too large; limit is %lld",
+                 (long long)r->body_max);
+    else
+        abx_fail(&r->err, E_NO_MEMORY, 0, "out of memory");
     r->limit = r->body_max;
     receiver_fail(r);
 }
@@ -199,7 +202,7 @@ static void emptied(void *data)
     else if (finished)
         receiver_done(r);
     else if (r->over)
-        too_large(r);
+        overflowed(r);
     else if (r->gone)
         left(r);
     else if (more)
@@ -245,7 +248,7 @@ static int receive_data(void *owner, const char *data, size_t len, struct abx_er
         if (r->busy) /* reported when the worker is back */
             req_body_pause(r->req);
         else
-            too_large(r);
+            overflowed(r);
     } else if (b->len >= r->room) {
         push(r);
     }
