@@ -225,6 +225,18 @@ int list_array(struct call *c, const struct page *p, const json_t *values, json_
     return 0;
 }
 
+void add_once(json_t *list, json_t *value)
+{
+    size_t i;
+    json_t *have;
+    json_array_foreach(list, i, have)
+    {
+        if (json_equal(have, value))
+            return;
+    }
+    json_array_append(list, value);
+}
+
 /* --- bodies
  * --------------------------------------------------------------------------------------- */
 
@@ -857,12 +869,7 @@ int read_vaults(struct call *c, const json_t *v, json_t *into)
             sqlite3_reset(s);
         if (!found)
             return ag_unknown(c->e, param, "vault", json_string_value(id));
-        bool seen = false;
-        size_t k;
-        json_t *have;
-        json_array_foreach(into, k, have) seen = seen || json_equal(have, id);
-        if (!seen)
-            json_array_append(into, id);
+        add_once(into, id);
     }
     return 0;
 }

@@ -91,6 +91,9 @@ int reply_owned(struct call *c, const struct list_sql *sql, struct list_arg a2,
 /* As list_rows over an array in order of insertion, elements with "id". values: borrowed. */
 int list_array(struct call *c, const struct page *p, const json_t *values, json_t **ret);
 
+/* Appends value unless an equal one is there. value: borrowed. */
+void add_once(json_t *list, json_t *value);
+
 /* --- bodies: all return 0, or -1 with c->e --- */
 
 /* Only these keys (blank-separated) in o. prefix: "environment." or "". */

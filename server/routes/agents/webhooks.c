@@ -64,12 +64,7 @@ static int read_fields(struct call *c, json_t *doc, bool fresh)
         json_array_foreach((json_t *)v, i, type)
         {
             good = good && known_type(type);
-            bool seen = false;
-            size_t n;
-            json_t *other;
-            json_array_foreach(types, n, other) seen = seen || json_equal(other, type);
-            if (!seen)
-                json_array_append(types, type);
+            add_once(types, type);
         }
         if (good)
             json_object_set(doc, "event_types", types);
