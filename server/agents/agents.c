@@ -392,9 +392,10 @@ void agents_close(struct agents *ag)
     if (!ag)
         return;
     ag->stopping = true;
-    hooks_free(ag->hooks);
-    probes_free(ag->probes);
-    store_close(ag->store);
+    hooks_free(take_ptr(ag->hooks));
+    probes_free(take_ptr(ag->probes));
+    if (ag->store)
+        store_close(ag->store);
     if (!ag->set.persist && ag->set.state_dir)
         remove_tree(ag->set.state_dir);
     bool busy = ag->n_running > 0 || !list_empty(&ag->responses);
@@ -403,8 +404,9 @@ void agents_close(struct agents *ag)
         const struct session *s = list_entry(it, struct session, node);
         busy = busy || s->pending || !list_empty(&s->turns);
     }
-    if (busy) /* a worker may still look at it; the process ends */
+    if (busy) /* its turns may still come back; the process ends */
         return;
+    store_free(ag->store);
     list_for_each_safe(it, &ag->sessions)
     {
         struct session *s = list_entry(it, struct session, node);

@@ -284,6 +284,7 @@ static struct call *call_start(struct hooks *h, const char *url, const char *sec
     curl_easy_setopt(c->easy, CURLOPT_COPYPOSTFIELDS, body);
     curl_easy_setopt(c->easy, CURLOPT_TIMEOUT_MS, TIMEOUT_MS);
     curl_easy_setopt(c->easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(c->easy, CURLOPT_QUICK_EXIT, 1L); /* else giving up waits for the look-up of the name */
     curl_easy_setopt(c->easy, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(c->easy, CURLOPT_PROXY, ""); /* a proxy would call what the guard forbids */
     curl_easy_setopt(c->easy, CURLOPT_PROTOCOLS_STR, "http,https");

@@ -48,7 +48,8 @@ struct store {
     struct op *fired; /* barriers whose writes are on disk */
     size_t backlog;
     bool flushing;
-    bool closed; /* while flushing: flush_done frees it */
+    bool closed; /* what is posted from now on is dropped */
+    bool freed;  /* while flushing: flush_done frees it */
     bool complained;
 };
 
@@ -225,33 +226,46 @@ int store_open(const char *path, struct store **ret, struct abx_error *err)
 
 void store_set_loop(struct store *st, struct loop *loop) { st->loop = loop; }
 
-static void store_free(struct store *st)
+static void free_ops(struct op *op)
 {
-    while (st->fired) {
-        struct op *next = st->fired->next;
-        free(st->fired);
-        st->fired = next;
+    while (op) {
+        struct op *next = op->next;
+        free(op);
+        op = next;
     }
-    pthread_mutex_destroy(&st->db_lock);
-    pthread_mutex_destroy(&st->q_lock);
-    free(st);
 }
 
 void store_close(struct store *st)
 {
-    if (!st)
-        return;
     store_lock(st);
     for (size_t i = 0; i < STMT_SLOTS; i++)
         sqlite3_finalize(st->stmts[i].stmt);
     sqlite3_close_v2(st->db);
     st->db = NULL;
     memset(st->stmts, 0, sizeof(st->stmts));
+    st->closed = true;
     pthread_mutex_unlock(&st->db_lock);
+}
+
+static void destroy(struct store *st)
+{
+    free_ops(st->head);
+    free_ops(st->fired);
+    pthread_mutex_destroy(&st->db_lock);
+    pthread_mutex_destroy(&st->q_lock);
+    free(st);
+}
+
+void store_free(struct store *st)
+{
+    if (!st)
+        return;
+    if (!st->closed)
+        store_close(st);
     if (st->flushing)
-        st->closed = true; /* a worker has it */
+        st->freed = true; /* a worker has it */
     else
-        store_free(st);
+        destroy(st);
 }
 
 static sqlite3_stmt *prepared(struct store *st, const char *sql)
@@ -466,18 +480,20 @@ static void flush_work(void *data)
 static void flush_done(void *data)
 {
     struct store *st = data;
-    if (st->closed) { /* whom the operations were to tell is no more */
-        store_free(st);
-        return;
-    }
     pthread_mutex_lock(&st->q_lock);
     struct op *fired = st->fired;
     st->fired = NULL;
-    bool more = st->head != NULL;
+    bool more = st->head != NULL && !st->closed;
     st->flushing = more;
     pthread_mutex_unlock(&st->q_lock);
     if (more && loop_work(st->loop, WORK_SHORT, flush_work, flush_done, st) < 0)
         st->flushing = false; /* the next post tries again */
+    if (st->closed) { /* whom the barriers were to tell is no more */
+        free_ops(fired);
+        if (st->freed)
+            destroy(st);
+        return;
+    }
     while (fired) {
         struct op *next = fired->next;
         fired->done(fired->data);
@@ -488,6 +504,10 @@ static void flush_done(void *data)
 
 static void enqueue(struct store *st, struct op *op)
 {
+    if (st->closed) {
+        free(op);
+        return;
+    }
     pthread_mutex_lock(&st->q_lock);
     op->next = NULL;
     *st->tail = op;

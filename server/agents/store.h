@@ -21,9 +21,11 @@ struct store;
  * A damaged file is set aside (NAME.damaged-TIME) and a fresh one begun. A file of a newer form is refused and left as
  * it is (E_RUNTIME_503). Errors: E_OS, E_NO_MEMORY too. */
 int store_open(const char *path, struct store **ret, struct abx_error *err);
-/* Applies what is queued, then closes. A worker that still comes finds nothing: its statements are
- * NULL. The struct itself stays when a flush is under way (the process ends). */
+/* Applies what is queued, then closes the file. The store can still be used, by a turn whose work comes back while the
+ * server stops: statements are NULL, what is posted is dropped. Loop only, as the next. */
 void store_close(struct store *st);
+/* Closes it if it is open; the memory goes when no flush is under way. NULL does nothing. */
+void store_free(struct store *st);
 /* The loop that flushes the queue; before the first store_post. */
 void store_set_loop(struct store *st, struct loop *loop);
 

@@ -58,10 +58,10 @@ START_TEST(the_file_is_private_and_keeps_what_was_written)
     struct stat info;
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_int_eq(info.st_mode & 0777, 0600);
-    store_close(st);
+    store_free(st);
     ck_assert_int_eq(store_open(path, &st, &err), 0);
     ck_assert_int_eq(count(st), 1);
-    store_close(st);
+    store_free(st);
     json_decref(doc);
     drop(dir);
 }
@@ -87,7 +87,7 @@ START_TEST(a_newer_form_is_refused_and_left_as_it_is)
     struct abx_error err;
     snprintf(path, sizeof(path), "%s/a.db", dir);
     ck_assert_int_eq(store_open(path, &st, &err), 0);
-    store_close(st);
+    store_free(st);
     ck_assert_int_eq(ask(path, "PRAGMA user_version"), 1);
     (void)ask(path, "PRAGMA user_version=2");
     (void)ask(path, "DROP TABLE keys");
@@ -98,7 +98,7 @@ START_TEST(a_newer_form_is_refused_and_left_as_it_is)
     ck_assert_int_eq(ask(path, "SELECT count(*) FROM sqlite_master WHERE name = 'keys'"), 0);
     (void)ask(path, "PRAGMA user_version=0"); /* as a file whose making was cut off */
     ck_assert_int_eq(store_open(path, &st, &err), 0);
-    store_close(st);
+    store_free(st);
     ck_assert_int_eq(ask(path, "PRAGMA user_version"), 1);
     ck_assert_int_eq(ask(path, "SELECT count(*) FROM sqlite_master WHERE name = 'keys'"), 1);
     drop(dir);
@@ -115,7 +115,7 @@ START_TEST(what_is_posted_is_seen_by_the_next_reader)
     ck_assert_uint_gt(store_backlog(st), 0);
     ck_assert_int_eq(count(st), 2);
     ck_assert_uint_eq(store_backlog(st), 0);
-    store_close(st);
+    store_free(st);
 }
 END_TEST
 
@@ -129,7 +129,7 @@ START_TEST(a_transaction_left_open_is_rolled_back)
     ck_assert_int_eq(store_exec(st, &err, INSERT, "ss", "one", "{}"), 0);
     store_unlock(st);
     ck_assert_int_eq(count(st), 0);
-    store_close(st);
+    store_free(st);
 }
 END_TEST
 
@@ -145,7 +145,7 @@ START_TEST(a_damaged_file_is_set_aside)
     close(fd);
     ck_assert_int_eq(store_open(path, &st, &err), 0);
     ck_assert_int_eq(count(st), 0);
-    store_close(st);
+    store_free(st);
     char command[300];
     snprintf(command, sizeof(command), "rm -r %s", dir);
     ck_assert_int_eq(system(command), 0);
@@ -161,13 +161,45 @@ START_TEST(what_is_closed_while_a_worker_flushes_is_freed_after_it)
     ck_assert_int_eq(store_open(NULL, &st, &err), 0);
     store_set_loop(st, loop);
     store_post(st, INSERT, "ss", "one", "{}");
-    store_close(st);
+    store_free(st);
     st = NULL;
     loop_free(loop); /* waits for the worker */
+}
+END_TEST
+
+static void must_not_be_told(void *data)
+{
+    *(bool *)data = true;
+}
+
+/* A turn whose work comes back while the server stops. */
+START_TEST(what_comes_after_the_close_is_dropped)
+{
+    struct store *st;
+    struct abx_error err;
+    struct loop *loop = loop_new();
+    bool told = false;
+    ck_assert_int_eq(store_open(NULL, &st, &err), 0);
+    store_set_loop(st, loop);
+    store_post(st, INSERT, "ss", "one", "{}"); /* a flush is under way when it closes */
+    store_close(st);
+    for (int round = 0; round < 3; round++) {
+        store_post(st, INSERT, "ss", "two", "{}");
+        store_sync(st, must_not_be_told, &told);
+        ck_assert_uint_eq(store_backlog(st), 0);
+        store_lock(st);
+        ck_assert_ptr_null(store_stmt(st, "SELECT 1", ""));
+        store_unlock(st);
+        uv_run(loop_uv(loop), UV_RUN_NOWAIT);
+    }
+    store_free(st);
+    loop_free(loop);
+    ck_assert(!told);
 }
 END_TEST
 
 TEST_MAIN("agents store", the_file_is_private_and_keeps_what_was_written, a_newer_form_is_refused_and_left_as_it_is,
           what_is_posted_is_seen_by_the_next_reader, a_transaction_left_open_is_rolled_back,
           a_damaged_file_is_set_aside,
-          what_is_closed_while_a_worker_flushes_is_freed_after_it)
+          what_is_closed_while_a_worker_flushes_is_freed_after_it,
+          what_comes_after_the_close_is_dropped)
