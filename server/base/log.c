@@ -150,7 +150,7 @@ static void enqueue(const char *line, size_t len)
 void log_stop(void)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until); /* the wall clock may jump */
     until.tv_nsec += 200 * 1000000L;
     if (until.tv_nsec >= 1000000000L) {
         until.tv_sec++;
@@ -160,7 +160,7 @@ void log_stop(void)
     state.running = false;
     pthread_cond_signal(&state.work);
     while (state.started)
-        if (pthread_cond_timedwait(&state.idle, &state.lock, &until) != 0)
+        if (pthread_cond_clockwait(&state.idle, &state.lock, CLOCK_MONOTONIC, &until) != 0)
             break;
     buf_done(&state.queue);
     pthread_mutex_unlock(&state.lock);

@@ -6,17 +6,21 @@
 #include "base/own.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define DEFAULT_WORKERS 4 /* libuv's own default */
+#define ALONE_MAX 32
+#define ALONE_STACK (256 * 1024) /* name service modules run on it */
 
 struct job {
     uv_work_t work;
     struct loop *loop;
-    struct list link; /* waiting for a place in the long lane */
+    struct list link; /* waiting for a place in its lane */
+    struct gate *gate; /* WORK_ALONE */
     enum work_lane lane;
     void (*fn)(void *data);
     void (*done)(void *data);
@@ -30,6 +34,13 @@ struct post {
     void *data;
 };
 
+/* What a thread of its own knows of the loop, which may be gone when it comes back. */
+struct gate {
+    pthread_mutex_t lock;
+    struct loop *loop; /* NULL: gone */
+    unsigned refs;
+};
+
 struct loop {
     uv_loop_t uv;
     uv_timer_t clock; /* follows the top of the heap */
@@ -41,6 +52,10 @@ struct loop {
 
     unsigned long_running, long_max;
     struct list long_waiting;
+
+    struct gate *gate;
+    unsigned alone_running;
+    struct list alone_waiting;
 
     struct metrics metrics;
 
@@ -232,6 +247,74 @@ static void job_done(uv_work_t *work, int status)
     free(j);
 }
 
+static void gate_unref(struct gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    bool last = --g->refs == 0;
+    pthread_mutex_unlock(&g->lock);
+    if (last) {
+        pthread_mutex_destroy(&g->lock);
+        free(g);
+    }
+}
+
+static int alone_start(struct job *j);
+
+static void alone_done(void *data)
+{
+    struct job *j = data;
+    struct loop *l = j->loop;
+    l->alone_running--;
+    while (l->alone_running < ALONE_MAX && !list_empty(&l->alone_waiting)) {
+        struct job *next = list_entry(l->alone_waiting.next, struct job, link);
+        list_remove(&next->link);
+        if (alone_start(next) < 0)
+            job_queue(next); /* no thread to be had: on a worker then */
+    }
+    if (j->done)
+        j->done(j->data);
+    free(j);
+}
+
+static void *alone_run(void *data)
+{
+    struct job *j = data;
+    struct gate *g = j->gate;
+    j->fn(j->data);
+    pthread_mutex_lock(&g->lock);
+    if (g->loop)
+        loop_post(g->loop, alone_done, j);
+    else
+        free(j);
+    pthread_mutex_unlock(&g->lock);
+    gate_unref(g);
+    return NULL;
+}
+
+static int alone_start(struct job *j)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attr, ALONE_STACK);
+    sigfillset(&all);
+    pthread_mutex_lock(&j->gate->lock);
+    j->gate->refs++;
+    pthread_mutex_unlock(&j->gate->lock);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
+    int rc = pthread_create(&thread, &attr, alone_run, j);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    if (rc != 0) {
+        gate_unref(j->gate);
+        return -1;
+    }
+    j->loop->alone_running++;
+    return 0;
+}
+
 int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void (*done)(void *data),
               void *data)
 {
@@ -241,6 +324,17 @@ int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void 
     *j = (struct job){.loop = l, .lane = lane, .fn = fn, .done = done, .data = data};
     j->work.data = j;
     list_init(&j->link);
+    if (lane == WORK_ALONE) {
+        j->gate = l->gate;
+        if (l->alone_running >= ALONE_MAX) {
+            list_append(&l->alone_waiting, &j->link);
+            return 0;
+        }
+        if (alone_start(j) == 0)
+            return 0;
+        free(j);
+        return -1;
+    }
     if (lane == WORK_LONG) {
         if (l->long_running >= l->long_max) {
             list_append(&l->long_waiting, &j->link);
@@ -311,14 +405,20 @@ struct loop *loop_new(void)
     struct loop *l = calloc(1, sizeof *l);
     if (!l)
         return NULL;
-    if (uv_loop_init(&l->uv) != 0) {
+    l->gate = calloc(1, sizeof *l->gate);
+    if (!l->gate || uv_loop_init(&l->uv) != 0) {
+        free(l->gate);
         free(l);
         return NULL;
     }
+    pthread_mutex_init(&l->gate->lock, NULL);
+    l->gate->loop = l;
+    l->gate->refs = 1;
     l->thread = pthread_self();
     l->posts_end = &l->posts;
     pthread_mutex_init(&l->lock, NULL);
     list_init(&l->long_waiting);
+    list_init(&l->alone_waiting);
     const char *size = getenv("UV_THREADPOOL_SIZE");
     long workers = size ? strtol(size, NULL, 10) : DEFAULT_WORKERS;
     l->long_max = workers >= 4 ? (unsigned)workers / 2 : 1;
@@ -342,9 +442,23 @@ void loop_free(struct loop *l)
 {
     if (!l)
         return;
+    pthread_mutex_lock(&l->gate->lock);
+    l->gate->loop = NULL; /* whoever is still out does not come back */
+    pthread_mutex_unlock(&l->gate->lock);
+    gate_unref(l->gate);
+    while (!list_empty(&l->alone_waiting)) {
+        struct job *j = list_entry(l->alone_waiting.next, struct job, link);
+        list_remove(&j->link);
+        free(j);
+    }
     uv_walk(&l->uv, close_any, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);
+    while (l->posts) {
+        struct post *next = l->posts->next;
+        free(l->posts);
+        l->posts = next;
+    }
     pthread_mutex_destroy(&l->lock);
     free(l->heap);
     free(l);

@@ -2,13 +2,14 @@
 /* The one loop thread and its worker pool.
  *
  * Two lanes share the workers, so that long jobs (walks, archives, hashing, git) can't keep short
- * ones (spawn, stat, small reads) waiting: the long lane never uses more than half of them. */
+ * ones (spawn, stat, small reads) waiting: the long lane never uses more than half of them. What waits for
+ * the network (name look-ups) can take as long as somebody else likes: it gets a thread of its own. */
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
 
-enum work_lane { WORK_SHORT, WORK_LONG };
+enum work_lane { WORK_SHORT, WORK_LONG, WORK_ALONE };
 
 struct loop;
 struct metrics;
@@ -19,7 +20,9 @@ uv_loop_t *loop_uv(struct loop *l);
 struct metrics *loop_metrics(struct loop *l); /* loop thread */
 
 /* Runs fn(data) on a worker, then done(data) on the loop. fn must not touch loop state.
- * Loop thread only. Returns 0, or -1 when memory is out (neither is called then). */
+ * Loop thread only. Returns 0, or -1 when memory is out (neither is called then).
+ * loop_free waits for the workers, not for WORK_ALONE: a job that is still out then keeps its data, and its done is
+ * not called. */
 int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void (*done)(void *data),
               void *data);
 

@@ -323,7 +323,7 @@ static void on_paused(struct browser *b, struct context *ctx, const char *sessio
         r && rule_flag(r, PARAM_block_private_networks, false) ? E_URL_NOT_ALLOWED : E_URL_DENIED;
     (void)snprintf(v->session, sizeof v->session, "%s", session); /* as large as ours */
     copy_id(v->request, json_object_get(p, "requestId"));
-    if (loop_work(b->loop, WORK_LONG, verdict_work, verdict_done, v) < 0) {
+    if (loop_work(b->loop, WORK_ALONE, verdict_work, verdict_done, v) < 0) {
         answer_request(b, session, request, false);
         free(v);
     }

@@ -12,7 +12,7 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-/* How it works. A tunnel reads the greeting and the request, resolves the name on a worker, tries
+/* How it works. A tunnel reads the greeting and the request, resolves the name on a thread of its own, tries
  * the addresses one after the other, and then moves bytes: one buffer per direction, and a side is
  * read only while the other has taken all. */
 
@@ -366,7 +366,7 @@ static void start_resolving(struct tunnel *t)
         return;
     }
     t->resolving = true;
-    if (loop_work(s->loop, WORK_LONG, resolve_work, resolve_done, t) < 0) {
+    if (loop_work(s->loop, WORK_ALONE, resolve_work, resolve_done, t) < 0) {
         t->resolving = false;
         refuse(t, 1, "net::ERR_OUT_OF_MEMORY");
     }

@@ -410,7 +410,7 @@ struct wsclient *wsclient_open(struct loop *loop, const char *url, size_t max_me
         return NULL;
     }
     c->connecting = true;
-    if (loop_work(loop, WORK_LONG, connect_work, connect_done, c) < 0) {
+    if (loop_work(loop, WORK_ALONE, connect_work, connect_done, c) < 0) {
         free(c);
         abx_fail(err, E_NO_MEMORY, 0, "out of memory");
         return NULL;

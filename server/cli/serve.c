@@ -9,17 +9,23 @@
 #include "routes/table.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <libgen.h>
 #include <limits.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
 
 #define STOP_GRACE_MS 3500  /* connections; the whole stop stays below 5 s */
 #define CHILD_GRACE_MS 1000 /* between TERM and KILL */
+#define STOP_LIMIT_MS 4600  /* then the process ends whatever is still going on */
+#define LIMIT_STACK (64 * 1024)
 #define MAX_DESCRIPTORS 65536
 #define HEAP_STEP (1024 * 1024)
 
@@ -357,6 +363,30 @@ static void part_stopped(void *data)
         uv_stop(loop_uv(s->app.loop));
 }
 
+/* A worker may be stuck in a system call (a network file system that hangs, a disk that stalls), which neither the loop's
+ * end nor exit() would survive. */
+static void *stop_limit(void *unused)
+{
+    struct timespec left = {.tv_sec = STOP_LIMIT_MS / 1000, .tv_nsec = STOP_LIMIT_MS % 1000 * 1000000L};
+    while (nanosleep(&left, &left) < 0 && errno == EINTR)
+        ;
+    log_warn("stop: some work could not be ended");
+    log_stop();
+    _exit(EXIT_OK);
+}
+
+static void limit_stop(void)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attr, LIMIT_STACK);
+    if (pthread_create(&thread, &attr, stop_limit, NULL) != 0)
+        log_warn("stop: without a limit of time, for want of a thread");
+    pthread_attr_destroy(&attr);
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *s = handle->data;
@@ -366,6 +396,7 @@ static void on_signal(uv_signal_t *handle, int number)
         _exit(128 + number);
     s->stopping = true;
     s->stops_left = 2;
+    limit_stop();
     registry_unref(take_ptr(s->next));
     registry_stop(s->registry);
     log_info("stopping on signal %d", number);

@@ -970,6 +970,23 @@ def test_the_server_stops_in_the_middle_of_calls(fresh, site):
     assert wait_until(lambda: not s.browsers(), 3)
 
 
+@pytest.mark.skipif(os.environ.get("ABX_SANITIZED") == "1", reason="a sanitizer's runtime must be loaded first")
+@pytest.mark.parametrize("params", [{"allow_private": True}, {}])
+def test_a_name_server_that_has_gone_stalls_nothing_else(fresh, site, params):
+    """A look-up takes a minute here; Chromium itself looks names up when it starts."""
+    s = fresh(params=params, env={"LD_PRELOAD": str(SERVER.parents[1] / "tests" / "stalls.so")})
+    s.js("for (let i = 0; i < 20; i++) fetch(`http://a${i}.stalled/`).catch(() => 0); 1")
+    if params:
+        assert s.ok("navigate", url=site + "/", wait_until="load", timeout=20000)["status"] == 200
+    status, answer = s.call("POST", "/files/search", {"path": ".", "pattern": "policy.json"}, timeout=20)
+    assert status == 200 and answer["results"]
+    start = time.monotonic()
+    s.process.terminate()
+    assert s.process.wait(30) == 0
+    assert time.monotonic() - start < 20  # 5 on a machine that has time
+    assert wait_until(lambda: not s.browsers(), 3)
+
+
 def test_idle_browsers_end_and_come_back(fresh, site):
     s = fresh(params={"allow_private": True}, env={"ABX_BROWSER_IDLE_SECONDS": "1"})
     s.ok("navigate", url=site + "/", wait_until="load")

@@ -80,6 +80,93 @@ START_TEST(both_lanes_run_and_come_back)
 }
 END_TEST
 
+struct gateway {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int waiting, gone;
+    bool open;
+};
+
+static void wait_at(struct gateway *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->waiting++;
+    pthread_cond_broadcast(&g->changed);
+    while (!g->open)
+        pthread_cond_wait(&g->changed, &g->lock);
+    g->gone++;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+struct visitor {
+    struct gateway *gateway;
+    int done;
+};
+
+static void visit(void *data)
+{
+    wait_at(((struct visitor *)data)->gateway);
+}
+
+static void visited(void *data)
+{
+    ((struct visitor *)data)->done++;
+}
+
+#define VISITORS 40 /* more than threads */
+
+START_TEST(what_waits_alone_keeps_nobody_waiting)
+{
+    struct loop *l = loop_new();
+    struct gateway g = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    struct visitor visitors[VISITORS] = {0};
+    struct counts other = {0};
+    for (int i = 0; i < VISITORS; i++) {
+        visitors[i].gateway = &g;
+        ck_assert_int_eq(loop_work(l, WORK_ALONE, visit, visited, &visitors[i]), 0);
+    }
+    ck_assert_int_eq(loop_work(l, WORK_LONG, work, work_done, &other), 0);
+    while (!other.done)
+        turn_loop(l);
+    for (int i = 0; i < VISITORS; i++)
+        ck_assert_int_eq(visitors[i].done, 0);
+    pthread_mutex_lock(&g.lock);
+    g.open = true;
+    pthread_cond_broadcast(&g.changed);
+    pthread_mutex_unlock(&g.lock);
+    for (int left = 1; left;) {
+        turn_loop(l);
+        left = 0;
+        for (int i = 0; i < VISITORS; i++)
+            left += visitors[i].done != 1;
+    }
+    ck_assert_int_eq(g.gone, VISITORS);
+    loop_free(l);
+}
+END_TEST
+
+START_TEST(the_loops_end_does_not_wait_for_those_alone)
+{
+    struct loop *l = loop_new();
+    struct gateway g = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    struct visitor v = {.gateway = &g};
+    ck_assert_int_eq(loop_work(l, WORK_ALONE, visit, visited, &v), 0);
+    pthread_mutex_lock(&g.lock);
+    while (g.waiting == 0)
+        pthread_cond_wait(&g.changed, &g.lock);
+    pthread_mutex_unlock(&g.lock);
+    loop_free(l);
+    pthread_mutex_lock(&g.lock);
+    g.open = true;
+    pthread_cond_broadcast(&g.changed);
+    while (g.gone == 0)
+        pthread_cond_wait(&g.changed, &g.lock);
+    pthread_mutex_unlock(&g.lock);
+    ck_assert_int_eq(v.done, 0);
+}
+END_TEST
+
 static void posted(void *data)
 {
     struct seen *s = data;
@@ -132,4 +219,5 @@ START_TEST(io_may_end_in_its_own_callback)
 END_TEST
 
 TEST_MAIN("loop", timers_fire_in_order_and_can_be_moved_and_stopped, both_lanes_run_and_come_back,
+          what_waits_alone_keeps_nobody_waiting, the_loops_end_does_not_wait_for_those_alone,
           posts_arrive_on_the_loop_thread, io_may_end_in_its_own_callback)
