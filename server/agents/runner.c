@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -62,7 +63,8 @@ struct runner {
     struct line_reader lines;
     struct buf err_tail;
     int64_t out_bytes;
-    bool paused, cancelled, exited, started, killed, posted;
+    bool paused, cancelled, exited, started, killed, posted, drained;
+    int64_t left; /* once drained: bytes of its output that are still to be read */
     int exit_code;
     uint64_t last_byte;
     struct timer total, idle, stop, drain, retry;
@@ -823,6 +825,7 @@ static void on_stdout(void *data, int events)
         }
         r->last_byte = mono_ms();
         r->out_bytes += n;
+        r->left -= n;
         if (r->out_bytes > r->ag->set.max_output_bytes) {
             limit(r, "sandbox_error", "agent output exceeded", r->ag->set.max_output_bytes,
                   " bytes");
@@ -830,6 +833,11 @@ static void on_stdout(void *data, int events)
         }
         if (!r->limit_code)
             line_feed(&r->lines, chunk, (size_t)n);
+        if (r->drained && r->left <= 0) {
+            close_pipe(r, 1);
+            maybe_finish(r);
+            return;
+        }
         if (store_backlog(r->ag->store) > BACKLOG_HIGH) {
             r->paused = true;
             io_want(&r->io[1], 0);
@@ -876,11 +884,15 @@ static void on_stdin(void *data, int events)
     buf_done(&r->out.input);
 }
 
+/* Somebody outside of the group holds the pipe open, or we are slow: what is in it now is still the agent's. */
 static void on_drain(void *data)
 {
     struct runner *r = data;
-    /* Somebody outside of the group holds the pipe open. */
-    close_pipe(r, 1);
+    int waiting = 0;
+    if (r->open[1] && (ioctl(r->fds[1], FIONREAD, &waiting) < 0 || waiting <= 0))
+        close_pipe(r, 1);
+    r->drained = true;
+    r->left = waiting;
     close_pipe(r, 2);
     maybe_finish(r);
 }

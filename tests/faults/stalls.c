@@ -1,10 +1,12 @@
-/* Preloaded into a server: names that end in ".stalled" are looked up for a minute, and so long an fsync takes when
- * STALL_FSYNC is set, as with a name server or a file system that has gone. */
+/* Preloaded into a server: names that end in ".stalled" are looked up for a minute, and an fsync or fdatasync takes
+ * STALL_SYNC_MS longer while the file STALL_SYNC_WHILE exists, as with a name server or a disk that has gone or is slow. */
 
 #include <dlfcn.h>
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STALL_S 60
@@ -20,9 +22,21 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
     return real(host, service, hints, list);
 }
 
+static long sync_late(long number, int fd)
+{
+    const char *text = getenv("STALL_SYNC_MS"), *file = getenv("STALL_SYNC_WHILE");
+    long ms = text && file && access(file, F_OK) == 0 ? strtol(text, NULL, 10) : 0;
+    struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+    return syscall(number, fd);
+}
+
 int fsync(int fd)
 {
-    if (getenv("STALL_FSYNC"))
-        sleep(STALL_S);
-    return fdatasync(fd);
+    return (int)sync_late(SYS_fsync, fd);
+}
+
+int fdatasync(int fd)
+{
+    return (int)sync_late(SYS_fdatasync, fd);
 }
