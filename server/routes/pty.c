@@ -283,7 +283,7 @@ static int resize_side(const json_t *body, const char *name, int *ret, struct ab
 int route_pty_resize(struct req *req, struct resp *resp, struct abx_error *err)
 {
     struct pty_session *s = find(req, err);
-    int cols, rows;
+    int cols = 0, rows = 0;
     if (!s || resize_side(req_body(req), "cols", &cols, err) < 0 ||
         resize_side(req_body(req), "rows", &rows, err) < 0)
         return -1;
