@@ -76,6 +76,10 @@ def copy(source: str, target: str) -> str:
 def trust(root: str) -> None:
     """The root resolves names and trusts certificates as this machine does: a proxy may have a certificate of its own."""
     shutil.copyfile("/etc/resolv.conf", os.path.join(root, "etc/resolv.conf"))
+    hosts = os.path.join(root, "etc/hosts")
+    if not os.path.exists(hosts):  # no package brings it: installers and container runtimes write it
+        with open(hosts, "w", encoding="ascii") as f:
+            f.write("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
     own = glob.glob(f"/{OWN_CERTIFICATES}/*.crt")
     if own and os.path.exists(os.path.join(root, "usr/sbin/update-ca-certificates")):
         for path in own:

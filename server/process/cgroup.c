@@ -1,6 +1,6 @@
 #include "process/cgroup.h"
 
-/* Nothing is kept open: a cgroup is a number, its directory is opened when a program starts in it.
+/* A cgroup is a number; but for a few warm ones, its directory is opened when a program starts in it.
  * `free` holds numbers whose program has ended, looked at (cgroup.events) before they are used;
  * `occupied` those in which something was still running then; `killed` those that are of no use any
  * more: since Linux 6.14 what CLONE_INTO_CGROUP puts into a cgroup that was once killed is killed
@@ -27,12 +27,20 @@
 #define LOOKS 3         /* candidates looked at before a new one is made */
 #define DIR_MAX 512
 #define PAUSE_MS 5
+#define WARM 4 /* whose directory and cgroup.events stay open for the next program */
+#define COLD_MAX (CGROUPS_IDLE_MAX - WARM)
 
 enum state { UNTRIED, ON, OFF };
 
 struct ids {
     unsigned *v;
     size_t n, cap;
+};
+
+struct warm {
+    unsigned id; /* 0: none */
+    int dir, events;
+    bool taken;
 };
 
 struct cgroups {
@@ -42,6 +50,7 @@ struct cgroups {
     char dir[DIR_MAX]; /* ours below it */
     uint64_t ns;       /* pid namespace, so that PID in a name is not read as another's */
     unsigned last;
+    struct warm warm[WARM];
     struct ids free, occupied, killed;
     size_t look_at; /* occupied ones at which they are worth a look again */
     bool swept;
@@ -78,6 +87,31 @@ static unsigned pop(struct cgroups *cg, bool *looked)
     return id;
 }
 
+static void cool(struct warm *w)
+{
+    close(w->dir);
+    close(w->events);
+    *w = (struct warm){0};
+}
+
+static struct warm *find_warm(struct cgroups *cg, unsigned id)
+{
+    for (size_t i = 0; i < WARM; i++) {
+        if (cg->warm[i].id == id)
+            return &cg->warm[i];
+    }
+    return NULL;
+}
+
+static struct warm *idle_warm(struct cgroups *cg)
+{
+    for (size_t i = 0; i < WARM; i++) {
+        if (cg->warm[i].id && !cg->warm[i].taken)
+            return &cg->warm[i];
+    }
+    return NULL;
+}
+
 /* --- files
  * ------------------------------------------------------------------------------------------ */
 
@@ -86,20 +120,31 @@ static void pause_ms(long ms)
     (void)nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
-static bool populated(int dir)
+static int open_events(int dir)
 {
-    autoclose int fd = openat(dir, "cgroup.events", O_RDONLY | O_CLOEXEC);
+    return openat(dir, "cgroup.events", O_RDONLY | O_CLOEXEC);
+}
+
+/* By its cgroup.events; also true when that is gone. */
+static bool still_populated(int events)
+{
     char text[128];
-    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    ssize_t n = events >= 0 ? pread(events, text, sizeof(text) - 1, 0) : -1;
     if (n < 0)
         return true;
     text[n] = '\0';
     return !strstr(text, "populated 0");
 }
 
+static bool populated(int dir)
+{
+    autoclose int fd = open_events(dir);
+    return still_populated(fd);
+}
+
 static int write_kill(const char *dir)
 {
-    char path[DIR_MAX + 64];
+    char path[DIR_MAX + 400];
     snprintf(path, sizeof(path), "%s/cgroup.kill", dir);
     autoclose int fd = open(path, O_WRONLY | O_CLOEXEC);
     return fd >= 0 && write(fd, "1", 1) == 1 ? 0 : -1;
@@ -223,6 +268,10 @@ void cgroups_free(struct cgroups *cg)
 {
     if (!cg)
         return;
+    for (size_t i = 0; i < WARM; i++) {
+        if (cg->warm[i].id)
+            cool(&cg->warm[i]);
+    }
     /* Those that got KILL a moment ago may not be out yet. */
     for (int i = 0; cg->dir[0] && i < 10 && !remove_tree(AT_FDCWD, cg->dir, NEST_MAX); i++)
         pause_ms(PAUSE_MS);
@@ -259,10 +308,51 @@ static int make_one(const struct cgroups *cg, unsigned id)
     return r < 0 ? -1 : open_one(cg, id);
 }
 
-int cgroups_take(struct cgroups *cg, int *ret_fd, unsigned *ret_id)
+/* A warm one that is empty; those that are not cool down. */
+static bool take_warm(struct cgroups *cg, struct cgroup_lease *ret)
 {
+    for (;;) {
+        pthread_mutex_lock(&cg->lock);
+        struct warm *w = cg->state == ON ? idle_warm(cg) : NULL;
+        if (w)
+            w->taken = true; /* nobody else touches it now */
+        pthread_mutex_unlock(&cg->lock);
+        if (!w)
+            return false;
+        if (!still_populated(w->events)) {
+            *ret = (struct cgroup_lease){.id = w->id, .fd = w->dir};
+            return true;
+        }
+        pthread_mutex_lock(&cg->lock);
+        push(&cg->occupied, w->id);
+        cool(w);
+        pthread_mutex_unlock(&cg->lock);
+    }
+}
+
+/* Keeps its files open when there is room for it among the warm ones. */
+static void warm_up(struct cgroups *cg, struct cgroup_lease *l)
+{
+    int events = open_events(l->fd);
+    pthread_mutex_lock(&cg->lock);
+    struct warm *w = events >= 0 ? find_warm(cg, 0) : NULL;
+    if (w) {
+        *w = (struct warm){.id = l->id, .dir = l->fd, .events = events, .taken = true};
+        l->close = false;
+    }
+    pthread_mutex_unlock(&cg->lock);
+    if (!w && events >= 0)
+        close(events);
+}
+
+int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret)
+{
+    if (take_warm(cg, ret))
+        return 0;
     bool looked = false;
-    for (int i = 0; i < LOOKS; i++) {
+    unsigned id = 0;
+    int fd = -1;
+    for (int i = 0; i < LOOKS && fd < 0; i++) {
         pthread_mutex_lock(&cg->lock);
         if (cg->state == UNTRIED) {
             cg->state = set_up(cg) ? ON : OFF;
@@ -270,33 +360,31 @@ int cgroups_take(struct cgroups *cg, int *ret_fd, unsigned *ret_id)
                 cg->dir[0] = '\0';
         }
         bool on = cg->state == ON;
-        unsigned id = on ? pop(cg, &looked) : 0;
+        id = on ? pop(cg, &looked) : 0;
         pthread_mutex_unlock(&cg->lock);
         if (!on)
             return -1;
         if (!id)
             break;
-        int fd = open_one(cg, id);
-        if (fd >= 0 && !populated(fd)) {
-            *ret_fd = fd;
-            *ret_id = id;
-            return 0;
+        fd = open_one(cg, id);
+        if (fd >= 0 && populated(fd)) {
+            close(fd);
+            fd = -1;
+            pthread_mutex_lock(&cg->lock);
+            push(&cg->occupied, id);
+            pthread_mutex_unlock(&cg->lock);
         }
-        if (fd < 0)
-            continue; /* gone */
-        close(fd);
-        pthread_mutex_lock(&cg->lock);
-        push(&cg->occupied, id);
-        pthread_mutex_unlock(&cg->lock);
     }
-    pthread_mutex_lock(&cg->lock);
-    unsigned id = ++cg->last;
-    pthread_mutex_unlock(&cg->lock);
-    int fd = make_one(cg, id);
+    if (fd < 0) {
+        pthread_mutex_lock(&cg->lock);
+        id = ++cg->last;
+        pthread_mutex_unlock(&cg->lock);
+        fd = make_one(cg, id);
+    }
     if (fd < 0)
         return -1;
-    *ret_fd = fd;
-    *ret_id = id;
+    *ret = (struct cgroup_lease){.id = id, .fd = fd, .close = true};
+    warm_up(cg, ret);
     return 0;
 }
 
@@ -305,7 +393,14 @@ void cgroups_put(struct cgroups *cg, unsigned id, enum cgroup_state state)
     if (!id)
         return;
     pthread_mutex_lock(&cg->lock);
-    push(state == CGROUP_KILLED ? &cg->killed : &cg->free, id);
+    struct warm *w = find_warm(cg, id);
+    if (w && state == CGROUP_USED) {
+        w->taken = false;
+    } else {
+        if (w)
+            cool(w);
+        push(state == CGROUP_KILLED ? &cg->killed : &cg->free, id);
+    }
     pthread_mutex_unlock(&cg->lock);
 }
 
@@ -349,7 +444,7 @@ bool cgroups_untidy(struct cgroups *cg)
 {
     pthread_mutex_lock(&cg->lock);
     bool untidy =
-        cg->state == ON && (!cg->swept || cg->free.n > CGROUPS_IDLE_MAX ||
+        cg->state == ON && (!cg->swept || cg->free.n > COLD_MAX ||
                             cg->killed.n > CGROUPS_IDLE_MAX || cg->occupied.n >= cg->look_at);
     pthread_mutex_unlock(&cg->lock);
     return untidy;
@@ -399,12 +494,12 @@ void cgroups_tidy(struct cgroups *cg)
     pthread_mutex_lock(&cg->lock);
     bool first = !cg->swept;
     cg->swept = true;
-    if (cg->free.n > CGROUPS_IDLE_MAX) {
-        size_t n = cg->free.n - CGROUPS_IDLE_MAX; /* the newest, at the end, are warm */
+    if (cg->free.n > COLD_MAX) {
+        size_t n = cg->free.n - COLD_MAX; /* the newest are at the end */
         for (size_t i = 0; i < n; i++)
             push(&old, cg->free.v[i]);
-        memmove(cg->free.v, cg->free.v + n, CGROUPS_IDLE_MAX * sizeof(*cg->free.v));
-        cg->free.n = CGROUPS_IDLE_MAX;
+        memmove(cg->free.v, cg->free.v + n, COLD_MAX * sizeof(*cg->free.v));
+        cg->free.n = COLD_MAX;
     }
     for (size_t i = 0; i < cg->occupied.n; i++)
         push(&old, cg->occupied.v[i]);

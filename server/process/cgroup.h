@@ -20,11 +20,15 @@ struct cgroups *cgroups_new(void); /* NULL: no memory. Touches nothing yet */
 /* Removes all that are empty, and our directory. Blocks for 50 ms at most. */
 void cgroups_free(struct cgroups *cg);
 
-/* An empty cgroup for one program: a descriptor (O_PATH; the caller closes it) for
- * CLONE_INTO_CGROUP and a number > 0 that the caller gives back with cgroups_put once it has reaped
- * the program. -1: none to be had, start it without. On a worker: the first call finds out where we
- * are. */
-int cgroups_take(struct cgroups *cg, int *ret_fd, unsigned *ret_id);
+/* An empty cgroup for one program. `fd` (O_PATH) is for CLONE_INTO_CGROUP; where `close` is set the caller closes it.
+ * The number (> 0) is given back with cgroups_put once the program is reaped. */
+struct cgroup_lease {
+    unsigned id;
+    int fd;
+    bool close;
+};
+/* -1: none to be had, start it without. On a worker: the first call finds out where we are. */
+int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret);
 /* What is left running in it keeps it from being used again until that has ended. One that has had
  * cgroups_kill is never used again. */
 enum cgroup_state { CGROUP_USED, CGROUP_KILLED };

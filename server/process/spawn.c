@@ -13,8 +13,8 @@
  * ended child: if it is ours it ends as above, if a spawn in progress owns it we come back when that
  * is done, else it is an orphan and is collected.
  *
- * Where the kernel lets us, each program is born in a cgroup of its own (process/cgroup.h), which clone can't do:
- * clone3 then. */
+ * Where the kernel lets us, each program is born in a cgroup of its own (process/cgroup.h) and with its signal handlers
+ * taken off, which clone can't do: clone3 then. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -50,6 +50,7 @@
 #define OOM_SCORE_STEP 500
 #define KILL_WAIT_MS 1000
 #define STOP_POLL_MS 10
+#define CLONE_FLAGS (CLONE_VM | CLONE_VFORK | CLONE_CHILD_SETTID)
 #define CHILD_STACK (32 * KIB)
 #define CANDIDATES_MAX 64 /* directories of PATH that are tried */
 #define N_SIGNALS 64      /* the kernel's; NSIG hides 32 and 33, which libc keeps to itself */
@@ -63,7 +64,10 @@ struct spawner {
     struct cgroups *cgroups;
     bool tidying;
     struct rlimit nofile; /* as we found it */
+    uint64_t ignored;     /* signals, bit N - 1: children don't ignore them */
+    atomic_bool no_clone3;
     int null_fd, chld_fd;
+    int proc_fd; /* /proc, -1: none. A shorter way for each child */
     char oom_score[8];
     struct io chld_io;
     struct timer reap_timer;
@@ -126,6 +130,7 @@ struct job {
     const char *oom_score;
     pid_t parent;
     struct cgroups *cgroups; /* NULL: start it in ours */
+    bool cleared;            /* the kernel has taken the handlers off */
     /* The result. */
     unsigned cgroup;
     bool born; /* the child has run its first instruction */
@@ -152,13 +157,14 @@ struct kernel_sigaction {
     uint64_t mask;
 };
 
-IN_CHILD static void reset_signals(void)
+/* No handler of ours may run here once signals are let through, and what is ignored would stay so after exec. */
+IN_CHILD static void reset_signals(const struct job *j)
 {
     struct kernel_sigaction now, dfl = {.handler = (void *)SIG_DFL};
     for (int sig = 1; sig <= N_SIGNALS; sig++) {
-        /* exec resets handlers by itself; what is ignored would stay ignored */
-        if (RAW(SYS_rt_sigaction, sig, NULL, &now, sizeof(now.mask)) == 0 &&
-            now.handler == (void *)SIG_IGN)
+        if (j->cleared ? j->s->ignored >> (sig - 1) & 1
+                       : RAW(SYS_rt_sigaction, sig, NULL, &now, sizeof(now.mask)) == 0 &&
+                             now.handler != (void *)SIG_DFL)
             (void)RAW(SYS_rt_sigaction, sig, &dfl, NULL, sizeof(dfl.mask));
     }
 }
@@ -225,7 +231,7 @@ IN_CHILD static int become_user(const struct job *j)
 
 IN_CHILD static void raise_oom_score(struct job *j)
 {
-    long fd = RAW(SYS_openat, AT_FDCWD, "/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC, 0);
+    long fd = RAW(SYS_openat, j->s->proc_fd, "self/oom_score_adj", O_WRONLY | O_CLOEXEC, 0);
     size_t len = 0;
     while (j->oom_score[len])
         len++;
@@ -238,9 +244,13 @@ IN_CHILD static void raise_oom_score(struct job *j)
 IN_CHILD static int set_limits(const struct job *j)
 {
     const struct spawn_limits *l = &j->limits;
-    if (set_limit(RLIMIT_NOFILE, l->open_files ? l->open_files : j->nofile.rlim_cur,
-                  l->open_files ? l->open_files : j->nofile.rlim_max) < 0)
+    if (l->open_files) {
+        if (set_limit(RLIMIT_NOFILE, l->open_files, l->open_files) < 0)
+            return -1;
+    } else if (RAW(SYS_prlimit64, 0, RLIMIT_NOFILE, &j->nofile, NULL) < 0 && /* lowered since: as far as we may */
+               set_limit(RLIMIT_NOFILE, j->nofile.rlim_cur, j->nofile.rlim_max) < 0) {
         return -1;
+    }
     if (l->memory_bytes && set_limit(RLIMIT_AS, l->memory_bytes, l->memory_bytes) < 0)
         return -1;
     if (l->cpu_seconds && set_limit(RLIMIT_CPU, l->cpu_seconds, l->cpu_seconds + 1) < 0)
@@ -251,7 +261,7 @@ IN_CHILD static int set_limits(const struct job *j)
 /* Every step that fails leaves through errno; only exec doesn't return. */
 IN_CHILD static int prepare(struct job *j)
 {
-    reset_signals();
+    reset_signals(j);
     if (RAW(SYS_setsid) < 0)
         return -1;
     if ((j->cwd_fd >= 0 ? RAW(SYS_fchdir, j->cwd_fd) : RAW(SYS_chdir, "/")) < 0)
@@ -366,20 +376,29 @@ static pid_t clone_into(struct clone_args *args, int (*fn)(void *data), void *da
     return -1;
 }
 
-/* In a cgroup of its own; -1 when that can't be, and nothing has happened. */
-static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size, int flags)
+/* By clone3, into the cgroup of that descriptor unless it is -1. -1 with errno. */
+static pid_t clone3_child(struct job *j, char *stack, size_t size, int cgroup)
 {
-    autoclose int fd = -1;
-    if (!j->cgroups || cgroups_take(j->cgroups, &fd, &j->cgroup) < 0)
-        return -1;
-    struct clone_args args = {.flags = (uint64_t)(flags & ~SIGCHLD) | CLONE_PIDFD | CLONE_INTO_CGROUP,
+    struct clone_args args = {.flags = (uint64_t)CLONE_FLAGS | CLONE_PIDFD | CLONE_CLEAR_SIGHAND |
+                                       (cgroup >= 0 ? CLONE_INTO_CGROUP : 0),
                               .pidfd = (uintptr_t)&j->pidfd,
                               .child_tid = (uintptr_t)&j->pid,
                               .exit_signal = SIGCHLD,
                               .stack = (uintptr_t)stack,
                               .stack_size = size,
-                              .cgroup = (uint64_t)fd};
-    pid_t pid = clone_into(&args, child_main, j);
+                              .cgroup = cgroup >= 0 ? (uint64_t)cgroup : 0};
+    j->cleared = true;
+    return clone_into(&args, child_main, j);
+}
+
+/* In a cgroup of its own; -1 when that can't be, and nothing has happened. */
+static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size)
+{
+    struct cgroup_lease lease;
+    if (!j->cgroups || cgroups_take(j->cgroups, &lease) < 0)
+        return -1;
+    j->cgroup = lease.id;
+    pid_t pid = clone3_child(j, stack, size, lease.fd);
     if (pid < 0) {
         if (errno != EAGAIN && errno != ENOMEM && errno != ENODEV)
             cgroups_off(j->cgroups); /* an old kernel, a seccomp filter, a cgroup not delegated to us */
@@ -388,10 +407,26 @@ static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size, int flags)
         reap_failed(j, pid);
         pid = -1;
     }
+    if (lease.close)
+        close(lease.fd);
     if (pid < 0) {
         cgroups_put(j->cgroups, j->cgroup, CGROUP_USED);
         j->cgroup = 0;
         j->pidfd = -1;
+    }
+    return pid;
+}
+
+/* By clone, where clone3 or its flags (Linux 5.5) are not to be had. */
+static pid_t clone_child(struct job *j, char *stack, size_t size)
+{
+    j->cleared = false;
+    j->pidfd = -1;
+    pid_t pid = clone(child_main, stack + size, CLONE_FLAGS | SIGCHLD | CLONE_PIDFD, j, &j->pidfd, NULL,
+                      (pid_t *)&j->pid);
+    if (pid < 0 && errno == EINVAL) { /* before Linux 5.2 */
+        j->pidfd = -1;
+        pid = clone(child_main, stack + size, CLONE_FLAGS | SIGCHLD, j, NULL, NULL, (pid_t *)&j->pid);
     }
     return pid;
 }
@@ -405,15 +440,18 @@ static void job_run(void *data)
     /* No handler of ours may run in the child; bytewise, so that 32 and 33 are in. */
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
     j->started_ns = mono_ns();
-    int flags = CLONE_VM | CLONE_VFORK | CLONE_CHILD_SETTID | SIGCHLD;
-    int pid = clone_in_cgroup(j, stack, sizeof(stack), flags);
-    if (pid < 0)
-        pid = clone(child_main, stack + sizeof(stack), flags | CLONE_PIDFD, j, &j->pidfd, NULL,
-                    (pid_t *)&j->pid);
-    if (pid < 0 && errno == EINVAL) { /* before Linux 5.2 */
-        j->pidfd = -1;
-        pid = clone(child_main, stack + sizeof(stack), flags, j, NULL, NULL, (pid_t *)&j->pid);
+    pid_t pid = -1;
+    bool no_clone3 = atomic_load(&j->s->no_clone3);
+    if (!no_clone3) {
+        pid = clone_in_cgroup(j, stack, sizeof(stack));
+        if (pid < 0)
+            pid = clone3_child(j, stack, sizeof(stack), -1);
+        no_clone3 = pid < 0 && errno != EAGAIN && errno != ENOMEM;
+        if (no_clone3)
+            atomic_store(&j->s->no_clone3, true);
     }
+    if (no_clone3)
+        pid = clone_child(j, stack, sizeof(stack));
     int clone_errno = pid < 0 ? errno : 0;
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 
@@ -1000,15 +1038,24 @@ struct spawner *spawner_new(struct loop *loop)
     sigemptyset(&chld);
     sigaddset(&chld, SIGCHLD);
     (void)pthread_sigmask(SIG_BLOCK, &chld, NULL);
+    for (int sig = 1; sig <= N_SIGNALS; sig++) {
+        struct kernel_sigaction now;
+        if (syscall(SYS_rt_sigaction, sig, NULL, &now, sizeof(now.mask)) == 0 && now.handler == (void *)SIG_IGN)
+            s->ignored |= (uint64_t)1 << (sig - 1);
+    }
+    s->ignored |= (uint64_t)1 << (SIGPIPE - 1); /* we do, sooner or later */
     signal(SIGCHLD, SIG_DFL); /* ignored by whoever started us, the kernel would throw exit codes away */
     s->cgroups = cgroups_new();
     s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    s->proc_fd = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     s->chld_fd = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!s->cgroups || s->null_fd < 0 || s->chld_fd < 0 || io_init(&s->chld_io, loop, s->chld_fd, on_sigchld, s) < 0) {
         if (s->null_fd >= 0)
             close(s->null_fd);
         if (s->chld_fd >= 0)
             close(s->chld_fd);
+        if (s->proc_fd >= 0)
+            close(s->proc_fd);
         cgroups_free(s->cgroups);
         free(s);
         return NULL;
@@ -1098,6 +1145,8 @@ void spawner_free(struct spawner *s)
     io_done(&s->chld_io);
     close(s->chld_fd);
     close(s->null_fd);
+    if (s->proc_fd >= 0)
+        close(s->proc_fd);
     cgroups_free(s->cgroups);
     free(s);
 }
