@@ -134,7 +134,7 @@ def test_sigterm_during_the_start_is_an_orderly_end(plain, tmp_path):
     server = plain(["--commands", str(library)])
     until = time.monotonic() + 10
     while time.monotonic() < until:  # until its command host is there: the start waits for that
-        children = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "args="], text=True,
+        children = subprocess.run(["ps", "-ww", "--ppid", str(server.process.pid), "-o", "args="], text=True,
                                   capture_output=True, check=False).stdout
         if "slow.so" in children:
             break

@@ -495,11 +495,12 @@ def test_as_pid_1(tmp_path):
         pytest.skip("needs a pid namespace")
     s = Server(tmp_path, ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"])
     try:
-        for n in range(200):
+        def leaves_an_orphan(n):
             assert s.shell(f"bash -c '(sleep 0.3 &) ; exit {n % 100}'")[1]["exit_code"] == n % 100
-        time.sleep(1)
-        out = s.shell("bash -c 'grep -l \"^State:.*Z\" /proc/[0-9]*/status; true'")[1]["stdout"]
-        assert out == ""
+
+        parallel(200, leaves_an_orphan)
+        s.settle(lambda: s.shell("pgrep -x sleep")[1]["stdout"] == "")
+        assert s.shell("bash -c 'grep -l \"^State:.*Z\" /proc/[0-9]*/status; true'")[1]["stdout"] == ""
         os.kill(s.pid, signal.SIGTERM)
         assert s.process.wait(8) == 0
     finally:
