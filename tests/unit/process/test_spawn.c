@@ -4,10 +4,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -201,7 +206,7 @@ START_TEST(exit_codes_and_signals_come_back)
 }
 END_TEST
 
-START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
+static void check_a_clean_child(void)
 {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGUSR1, SIG_IGN);
@@ -223,6 +228,35 @@ START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
     ck_assert_str_eq(read_all(&r), want);
     ck_assert_int_eq(wait_exit(&r), 0);
     run_done(&r);
+}
+
+START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
+{
+    check_a_clean_child();
+}
+END_TEST
+
+/* As container runtimes of some years ago do. */
+static bool refuse_clone3(void)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(filter) / sizeof(*filter), .filter = filter};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* The last test: without CK_FORK the filter stays. */
+START_TEST(without_clone3_a_child_is_as_clean)
+{
+    if (!refuse_clone3())
+        return; /* a kernel without filters */
+    ck_assert_int_eq(syscall(SYS_clone3, NULL, 0), -1);
+    ck_assert_int_eq(errno, ENOSYS);
+    check_a_clean_child();
 }
 END_TEST
 
@@ -361,4 +395,4 @@ TEST_MAIN("spawn", missing_program_reports_its_errno_and_leaves_no_child, file_t
           child_has_clean_signals_own_session_and_three_descriptors, extra_descriptors_and_limits_arrive,
           user_is_changed_when_privileged, terminate_ends_grandchildren_also_in_sessions_of_their_own,
           kill_follows_when_term_is_ignored, grace_can_be_shortened_once_it_runs, orphans_are_collected_and_exit_codes_are_not_stolen,
-          stop_ends_everything_with_grace)
+          stop_ends_everything_with_grace, without_clone3_a_child_is_as_clean)
