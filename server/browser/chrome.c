@@ -474,6 +474,10 @@ static void build_args(struct words *w, const struct chrome *c)
         "--password-store=basic",
         "--use-mock-keychain",
         "--window-size=1280,720",
+        /* It calls nobody on its own account: neither for components nor for a signed-in user, and (below) not for the
+         * time and the fields of forms. Nothing listens there, and our proxy would say no. */
+        "--component-updater=url-source=http://127.0.0.1:1/",
+        "--gaia-url=http://127.0.0.1:1/",
         /* Frames share their page's process, so one session sees every request of a page; and no
          * windows of the address bar, which would cost two renderers. */
         "--disable-site-isolation-trials",
@@ -483,7 +487,8 @@ static void build_args(struct words *w, const struct chrome *c)
         "InterestFeedContentSuggestions,"
         "WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,AimEnabled,"
         "PreloadTopChromeWebUI,"
-        "SpareRendererForSitePerProcess,BackForwardCache,LocalNetworkAccessChecks,AutoDeElevate",
+        "SpareRendererForSitePerProcess,BackForwardCache,LocalNetworkAccessChecks,AutoDeElevate,"
+        "NetworkTimeServiceQuerying,AutofillServerCommunication",
     };
     words_add(w, "%s", c->program);
     for (size_t i = 0; i < ARRAY_LEN(flags); i++)

@@ -973,13 +973,16 @@ def test_the_server_stops_in_the_middle_of_calls(fresh, site):
 @pytest.mark.skipif(os.environ.get("ABX_SANITIZED") == "1", reason="a sanitizer's runtime must be loaded first")
 @pytest.mark.parametrize("params", [{"allow_private": True}, {}])
 def test_a_name_server_that_has_gone_stalls_nothing_else(fresh, site, params):
-    """A look-up takes a minute here; Chromium itself looks names up when it starts."""
-    s = fresh(params=params, env={"LD_PRELOAD": str(SERVER.parents[1] / "tests" / "stalls.so")})
+    """A look-up takes a minute here. And no name is looked up that no page has asked for."""
+    names = pathlib.Path(tempfile.mkdtemp(prefix="abx-test-")) / "names"
+    s = fresh(params=params, env={"LD_PRELOAD": str(SERVER.parents[1] / "tests" / "stalls.so"), "STALL_NAMES": str(names)})
     s.js("for (let i = 0; i < 20; i++) fetch(`http://a${i}.stalled/`).catch(() => 0); 1")
     if params:
         assert s.ok("navigate", url=site + "/", wait_until="load", timeout=20000)["status"] == 200
     status, answer = s.call("POST", "/files/search", {"path": ".", "pattern": "policy.json"}, timeout=20)
     assert status == 200 and answer["results"]
+    assert wait_until(lambda: names.read_text().count(".stalled\n") >= 20)
+    assert not [n for n in names.read_text().split() if not n.endswith(".stalled") and n != "127.0.0.1"]
     start = time.monotonic()
     s.process.terminate()
     assert s.process.wait(30) == 0
