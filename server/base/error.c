@@ -14,6 +14,12 @@ static const struct {
 #undef ERROR
 };
 
+void error_wire(enum error_kind kind, const char **ret_type, const char **ret_code)
+{
+    *ret_type = kinds[kind].type;
+    *ret_code = kinds[kind].code;
+}
+
 int abx_failv(struct abx_error *err, enum error_kind kind, int sys, const char *fmt, va_list ap)
 {
     if (!err)

@@ -32,6 +32,9 @@ int abx_fail_os(struct abx_error *err, int sys, const char *path);
 /* The same, but "missing" (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP) is 404. Returns -1. */
 int abx_fail_lookup(struct abx_error *err, int sys, const char *path);
 
+/* The wire strings of a kind, from errors.def; code may be NULL. */
+void error_wire(enum error_kind kind, const char **ret_type, const char **ret_code);
+
 /* Wire type for an errno: "FileNotFoundError", ..., "OSError". */
 const char *error_os_type(int sys);
 

@@ -63,30 +63,23 @@ static const struct {
 #undef METRIC
 };
 
-static const struct {
-    const char *type, *code;
-} errors[ERROR_KIND_COUNT] = {
-#define ERROR(name, status, wire_type, wire_code) [E_##name] = {wire_type, wire_code},
-#include "base/errors.def"
-#undef ERROR
-};
-
 static bool same_error(size_t a, size_t b)
 {
-    if (errors[a].code || errors[b].code)
-        return errors[a].code && errors[b].code && strcmp(errors[a].code, errors[b].code) == 0 &&
-               strcmp(errors[a].type, errors[b].type) == 0;
-    return strcmp(errors[a].type, errors[b].type) == 0;
+    const char *type[2], *code[2];
+    error_wire(a, &type[0], &code[0]);
+    error_wire(b, &type[1], &code[1]);
+    return strcmp(type[0], type[1]) == 0 &&
+           (code[0] && code[1] ? strcmp(code[0], code[1]) == 0 : !code[0] && !code[1]);
 }
 
 /* Kinds that look alike on the wire are one series. */
 static void write_errors(const struct metrics *m, struct metric_writer *w)
 {
     metric_family(w, "abx_http_errors", METRIC_COUNTER, "Answers that are errors, by type and code (empty: it has none) as clients see them.");
-    for (size_t i = 0; i < ARRAY_LEN(errors); i++) {
+    for (size_t i = 0; i < ERROR_KIND_COUNT; i++) {
         uint64_t sum = 0;
         bool first = true;
-        for (size_t k = 0; k < ARRAY_LEN(errors); k++) {
+        for (size_t k = 0; k < ERROR_KIND_COUNT; k++) {
             if (!same_error(i, k))
                 continue;
             sum += m->errors[k];
@@ -94,9 +87,10 @@ static void write_errors(const struct metrics *m, struct metric_writer *w)
         }
         if (!first || sum == 0)
             continue;
+        const char *type, *code;
+        error_wire(i, &type, &code);
         char labels[160];
-        (void)snprintf(labels, sizeof labels, "type=\"%s\",code=\"%s\"", errors[i].type,
-                       errors[i].code ? errors[i].code : ""); /* our own words: they fit */
+        (void)snprintf(labels, sizeof labels, "type=\"%s\",code=\"%s\"", type, code ? code : ""); /* our own words: they fit */
         metric_int(w, "abx_http_errors", "_total", labels, (int64_t)sum);
     }
 }

@@ -33,6 +33,19 @@ int files_lookup_error(struct abx_error *err)
     return -1;
 }
 
+int files_open_dir(const struct guard *g, const char *path, size_t len, struct arena *arena,
+                   struct guard_path *ret, int *ret_fd, struct abx_error *err)
+{
+    if (guard_open(g, path, len, OP_READ, O_RDONLY | O_DIRECTORY, 0, arena, ret, ret_fd, err) == 0)
+        return 0;
+    if (!err || err->kind != E_OS || err->sys != EACCES)
+        return files_lookup_error(err);
+    /* It may be a directory that is only closed to us. */
+    if (guard_open(g, path, len, OP_READ, O_PATH | O_DIRECTORY, 0, arena, ret, ret_fd, err) == 0)
+        return 0;
+    return files_lookup_error(err);
+}
+
 bool files_may_show(const struct guard *g, const char *resolved, size_t len, bool link,
                     struct arena *scratch)
 {
@@ -140,13 +153,8 @@ int files_list(const struct guard *g, const char *path, size_t len,
 {
     struct guard_path gp;
     autoclose int fd = -1;
-    if (guard_open(g, path, len, OP_READ, O_RDONLY | O_DIRECTORY, 0, arena, &gp, &fd, err) < 0) {
-        if (!err || err->kind != E_OS || err->sys != EACCES)
-            return files_lookup_error(err);
-        /* It may be a directory that is only closed to us; then it looks empty. */
-        if (guard_open(g, path, len, OP_READ, O_PATH | O_DIRECTORY, 0, arena, &gp, &fd, err) < 0)
-            return files_lookup_error(err);
-    }
+    if (files_open_dir(g, path, len, arena, &gp, &fd, err) < 0)
+        return -1;
     *ret_path = gp.resolved;
     if (given->quick && given->recursive)
         return 1;

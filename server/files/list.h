@@ -34,6 +34,10 @@ bool files_is_missing(int sys);
 /* Turns an open's "missing" (E_OS) into 404 FileNotFoundError; other errors stay. Returns -1. */
 int files_lookup_error(struct abx_error *err);
 
+/* A directory to list or to search. One that is closed to us is opened too, with O_PATH: it looks empty. Errors as above. */
+int files_open_dir(const struct guard *g, const char *path, size_t len, struct arena *arena,
+                   struct guard_path *ret, int *ret_fd, struct abx_error *err);
+
 /* Below a file there is no directory to make: mkdir's FileExistsError, as clients of the reference know it. */
 void files_parent_error(struct abx_error *err);
 

@@ -388,12 +388,8 @@ int files_search(const struct guard *g, const char *path, size_t len,
 {
     struct guard_path gp;
     autoclose int fd = -1;
-    if (guard_open(g, path, len, OP_READ, O_RDONLY | O_DIRECTORY, 0, arena, &gp, &fd, err) < 0) {
-        if (!err || err->kind != E_OS || err->sys != EACCES)
-            return files_lookup_error(err);
-        if (guard_open(g, path, len, OP_READ, O_PATH | O_DIRECTORY, 0, arena, &gp, &fd, err) < 0)
-            return files_lookup_error(err);
-    }
+    if (files_open_dir(g, path, len, arena, &gp, &fd, err) < 0)
+        return -1;
     *ret_path = gp.resolved;
     bool at_top = strcmp(gp.resolved, "/") == 0;
     struct search s = {.g = g,
