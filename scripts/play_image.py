@@ -23,6 +23,8 @@ import tempfile
 import roots
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# All cases but those that name the server by its process id: the runner sees it from outside of its namespace.
+OUTSIDE = r"^(?!process\.signal_to_the_server$)"
 
 
 class Stage:
@@ -222,7 +224,7 @@ def conformance(stage: Stage, areas: list[str]) -> None:
         script.flush()
         server = f"/bin/sh {script.name} serve --host 127.0.0.1 --port {{port}} --pty-port {{pty_port}} --base-dir {{base}}"
         flags = [word for area in areas for word in ("--area", area)]
-        done = subprocess.run([sys.executable, os.path.join(TOP, "tests/conformance/run.py"), *flags, "--jobs", "1", "--server", server])
+        done = subprocess.run([sys.executable, os.path.join(TOP, "tests/conformance/run.py"), *flags, "--jobs", "1", "--filter", OUTSIDE, "--server", server])
         if done.returncode != 0:
             sys.exit("conformance failed")
 
