@@ -246,7 +246,7 @@ bool hooks_any(const struct hooks *h, const char *owner);
 /* Endpoints change with the store; doc as stored. */
 void hooks_set(struct hooks *h, const char *id, const char *owner, const json_t *doc);
 void hooks_remove(struct hooks *h, const char *id);
-void hooks_fire(struct hooks *h, const struct session *s, const char *type);
+void hooks_fire(struct hooks *h, const struct session *s, const char *type); /* h NULL: nobody is told any more */
 /* One delivery without retries; done(status) with 0 when it could not be made. */
 int hooks_test(struct hooks *h, const char *id, const char *type,
                void (*done)(void *data, int status, const char *why), void *data,

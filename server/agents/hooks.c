@@ -438,6 +438,8 @@ static char *event_body(const char *id, const char *type, const char *session,
 
 void hooks_fire(struct hooks *h, const struct session *s, const char *type)
 {
+    if (!h) /* the server stops */
+        return;
     list_for_each(it, &h->endpoints)
     {
         struct endpoint_hook *ep = list_entry(it, struct endpoint_hook, node);

@@ -249,7 +249,6 @@ void store_close(struct store *st)
 
 static void destroy(struct store *st)
 {
-    free_ops(st->head);
     free_ops(st->fired);
     pthread_mutex_destroy(&st->db_lock);
     pthread_mutex_destroy(&st->q_lock);
@@ -483,7 +482,7 @@ static void flush_done(void *data)
     pthread_mutex_lock(&st->q_lock);
     struct op *fired = st->fired;
     st->fired = NULL;
-    bool more = st->head != NULL && !st->closed;
+    bool more = st->head != NULL;
     st->flushing = more;
     pthread_mutex_unlock(&st->q_lock);
     if (more && loop_work(st->loop, WORK_SHORT, flush_work, flush_done, st) < 0)

@@ -703,7 +703,7 @@ void turn_over(struct turn *t, const char *status, const char *code, const char 
     say_turn(t, strcmp(status, "completed") == 0 ? "agent.session.turn.completed"
                 : strcmp(status, "failed") == 0  ? "agent.session.turn.failed"
                                                  : "agent.session.turn.cancelled");
-    if (code && t->hooks && ag->hooks && !s->dead)
+    if (code && t->hooks && !s->dead)
         hooks_fire(ag->hooks, s, "agent.session.failed");
 
     list_remove(&t->node);
@@ -727,7 +727,7 @@ void turn_over(struct turn *t, const char *status, const char *code, const char 
     if (list_empty(&s->turns) && s->busy) {
         s->busy = false;
         say_session(s, "agent.session.idle");
-        if (t->hooks && ag->hooks && !s->dead)
+        if (t->hooks && !s->dead)
             hooks_fire(ag->hooks, s, "agent.session.idle");
     } else if (!list_empty(&s->turns)) {
         struct turn *next = list_entry(s->turns.next, struct turn, node);

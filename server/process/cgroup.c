@@ -330,10 +330,9 @@ static bool take_warm(struct cgroups *cg, struct cgroup_lease *ret)
     }
 }
 
-/* Keeps its files open when there is room for it among the warm ones. */
-static void warm_up(struct cgroups *cg, struct cgroup_lease *l)
+/* Keeps its files open when there is room for it among the warm ones; else closes `events`. */
+static void warm_up(struct cgroups *cg, struct cgroup_lease *l, int events)
 {
-    int events = open_events(l->fd);
     pthread_mutex_lock(&cg->lock);
     struct warm *w = events >= 0 ? find_warm(cg, 0) : NULL;
     if (w) {
@@ -351,7 +350,7 @@ int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret)
         return 0;
     bool looked = false;
     unsigned id = 0;
-    int fd = -1;
+    int fd = -1, events = -1;
     for (int i = 0; i < LOOKS && fd < 0; i++) {
         pthread_mutex_lock(&cg->lock);
         if (cg->state == UNTRIED) {
@@ -367,7 +366,10 @@ int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret)
         if (!id)
             break;
         fd = open_one(cg, id);
-        if (fd >= 0 && populated(fd)) {
+        events = fd >= 0 ? open_events(fd) : -1;
+        if (fd >= 0 && still_populated(events)) {
+            if (events >= 0)
+                close(events);
             close(fd);
             fd = -1;
             pthread_mutex_lock(&cg->lock);
@@ -380,11 +382,12 @@ int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret)
         id = ++cg->last;
         pthread_mutex_unlock(&cg->lock);
         fd = make_one(cg, id);
+        events = fd >= 0 ? open_events(fd) : -1;
     }
     if (fd < 0)
         return -1;
     *ret = (struct cgroup_lease){.id = id, .fd = fd, .close = true};
-    warm_up(cg, ret);
+    warm_up(cg, ret, events);
     return 0;
 }
 
