@@ -2,6 +2,7 @@
 
 #include "base/json.h"
 #include "base/loop.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -17,6 +18,7 @@
  * This is the one mutable global of the program: there is one stderr. */
 #define QUEUE_BYTES (256 * 1024)
 #define LINE_MAX_BYTES 8192
+#define WRITER_STACK (64 * 1024)
 
 static struct {
     pthread_mutex_t lock;
@@ -117,13 +119,7 @@ static void ensure_writer(void)
 {
     if (state.started || !state.running)
         return;
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, 64 * 1024);
-    pthread_t thread;
-    state.started = pthread_create(&thread, &attr, writer, NULL) == 0;
-    pthread_attr_destroy(&attr);
+    state.started = thread_start(WRITER_STACK, writer, NULL) == 0;
 }
 
 static void enqueue(const char *line, size_t len)

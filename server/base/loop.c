@@ -4,17 +4,21 @@
 
 #include "base/list.h"
 #include "base/own.h"
+#include "base/thread.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 
 #define DEFAULT_WORKERS 4 /* libuv's own default */
 #define ALONE_MAX 32
 #define ALONE_STACK (256 * 1024) /* name service modules run on it */
+#define HANDLES_KEPT 256         /* descriptors below it keep their handle */
 
 struct job {
     uv_work_t work;
@@ -41,6 +45,11 @@ struct gate {
     unsigned refs;
 };
 
+struct lane {
+    unsigned running, max;
+    struct list waiting; /* struct job.link */
+};
+
 struct loop {
     uv_loop_t uv;
     uv_timer_t clock; /* follows the top of the heap */
@@ -50,12 +59,9 @@ struct loop {
     struct timer **heap; /* 1-based, by due */
     uint32_t heap_n, heap_cap;
 
-    unsigned long_running, long_max;
-    struct list long_waiting;
-
+    struct lane lanes[N_LANES];
     struct gate *gate;
-    unsigned alone_running;
-    struct list alone_waiting;
+    struct io_handle *handles[HANDLES_KEPT]; /* by descriptor */
 
     struct metrics metrics;
 
@@ -66,6 +72,7 @@ struct loop {
 struct io_handle {
     uv_poll_t poll;
     struct io *io; /* NULL once done */
+    int fd;
 };
 
 /* --- timers -------------------------------------------------------------------------------------- */
@@ -214,37 +221,11 @@ void loop_post(struct loop *l, void (*fn)(void *data), void *data)
 
 /* --- work ---------------------------------------------------------------------------------------- */
 
-static void job_run(uv_work_t *work)
+static void gate_ref(struct gate *g)
 {
-    struct job *j = work->data;
-    j->fn(j->data);
-    atomic_store_explicit(&j->ran, true, memory_order_release);
-}
-
-static void job_done(uv_work_t *work, int status);
-
-static int job_queue(struct job *j)
-{
-    return uv_queue_work(&j->loop->uv, &j->work, job_run, job_done);
-}
-
-static void job_done(uv_work_t *work, int status)
-{
-    struct job *j = work->data;
-    struct loop *l = j->loop;
-    (void)atomic_load_explicit(&j->ran, memory_order_acquire);
-    if (j->lane == WORK_LONG) {
-        l->long_running--;
-        if (!list_empty(&l->long_waiting)) {
-            struct job *next = list_entry(l->long_waiting.next, struct job, link);
-            list_remove(&next->link);
-            l->long_running++;
-            job_queue(next);
-        }
-    }
-    if (j->done)
-        j->done(j->data);
-    free(j);
+    pthread_mutex_lock(&g->lock);
+    g->refs++;
+    pthread_mutex_unlock(&g->lock);
 }
 
 static void gate_unref(struct gate *g)
@@ -258,23 +239,21 @@ static void gate_unref(struct gate *g)
     }
 }
 
-static int alone_start(struct job *j);
-
-static void alone_done(void *data)
+static void job_run(uv_work_t *work)
 {
-    struct job *j = data;
-    struct loop *l = j->loop;
-    l->alone_running--;
-    while (l->alone_running < ALONE_MAX && !list_empty(&l->alone_waiting)) {
-        struct job *next = list_entry(l->alone_waiting.next, struct job, link);
-        list_remove(&next->link);
-        if (alone_start(next) < 0)
-            job_queue(next); /* no thread to be had: on a worker then */
-    }
-    if (j->done)
-        j->done(j->data);
-    free(j);
+    struct job *j = work->data;
+    j->fn(j->data);
+    atomic_store_explicit(&j->ran, true, memory_order_release);
 }
+
+static void pool_done(uv_work_t *work, int status);
+
+static int pool_start(struct job *j)
+{
+    return uv_queue_work(&j->loop->uv, &j->work, job_run, pool_done);
+}
+
+static void job_done(void *data);
 
 static void *alone_run(void *data)
 {
@@ -283,7 +262,7 @@ static void *alone_run(void *data)
     j->fn(j->data);
     pthread_mutex_lock(&g->lock);
     if (g->loop)
-        loop_post(g->loop, alone_done, j);
+        loop_post(g->loop, job_done, j);
     else
         free(j);
     pthread_mutex_unlock(&g->lock);
@@ -293,26 +272,47 @@ static void *alone_run(void *data)
 
 static int alone_start(struct job *j)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, ALONE_STACK);
-    sigfillset(&all);
-    pthread_mutex_lock(&j->gate->lock);
-    j->gate->refs++;
-    pthread_mutex_unlock(&j->gate->lock);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
-    int rc = pthread_create(&thread, &attr, alone_run, j);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
-    if (rc != 0) {
+    j->gate = j->loop->gate;
+    gate_ref(j->gate);
+    if (thread_start(ALONE_STACK, alone_run, j) < 0) {
         gate_unref(j->gate);
         return -1;
     }
-    j->loop->alone_running++;
     return 0;
+}
+
+static int job_start(struct job *j)
+{
+    int rc = j->lane == WORK_ALONE ? alone_start(j) : pool_start(j);
+    if (rc == 0)
+        j->loop->lanes[j->lane].running++;
+    return rc;
+}
+
+/* It is back on the loop: its place is for the next, its caller is told. */
+static void job_done(void *data)
+{
+    struct job *j = data;
+    struct lane *lane = &j->loop->lanes[j->lane];
+    lane->running--;
+    while (lane->running < lane->max && !list_empty(&lane->waiting)) {
+        struct job *next = list_entry(lane->waiting.next, struct job, link);
+        list_remove(&next->link);
+        if (job_start(next) < 0) { /* no thread to be had: on a worker then, which can't fail */
+            (void)pool_start(next);
+            lane->running++;
+        }
+    }
+    if (j->done)
+        j->done(j->data);
+    free(j);
+}
+
+static void pool_done(uv_work_t *work, int status)
+{
+    struct job *j = work->data;
+    (void)atomic_load_explicit(&j->ran, memory_order_acquire);
+    job_done(j);
 }
 
 int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void (*done)(void *data),
@@ -324,27 +324,11 @@ int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void 
     *j = (struct job){.loop = l, .lane = lane, .fn = fn, .done = done, .data = data};
     j->work.data = j;
     list_init(&j->link);
-    if (lane == WORK_ALONE) {
-        j->gate = l->gate;
-        if (l->alone_running >= ALONE_MAX) {
-            list_append(&l->alone_waiting, &j->link);
-            return 0;
-        }
-        if (alone_start(j) == 0)
-            return 0;
-        free(j);
-        return -1;
+    if (l->lanes[lane].running >= l->lanes[lane].max) {
+        list_append(&l->lanes[lane].waiting, &j->link);
+        return 0;
     }
-    if (lane == WORK_LONG) {
-        if (l->long_running >= l->long_max) {
-            list_append(&l->long_waiting, &j->link);
-            return 0;
-        }
-        l->long_running++;
-    }
-    if (job_queue(j) != 0) {
-        if (lane == WORK_LONG)
-            l->long_running--;
+    if (job_start(j) != 0) {
         free(j);
         return -1;
     }
@@ -365,27 +349,52 @@ static void io_closed(uv_handle_t *handle)
     free(handle->data);
 }
 
+/* A libuv handle is bound to a number. One whose descriptor was closed serves the next with that number: making a
+ * handle costs libuv four system calls (it tries the descriptor in the epoll set), and a program has three. */
+static struct io_handle *handle_of(struct loop *l, int fd)
+{
+    return fd >= 0 && fd < HANDLES_KEPT ? l->handles[fd] : NULL;
+}
+
 int io_init(struct io *io, struct loop *l, int fd, void (*fn)(void *data, int events), void *data)
 {
-    struct io_handle *h = malloc(sizeof *h);
-    if (!h)
-        return -1;
-    int rc = uv_poll_init(&l->uv, &h->poll, fd);
-    if (rc != 0) {
-        free(h);
-        return rc;
+    struct io_handle *h = handle_of(l, fd);
+    if (h && h->io)
+        return UV_EEXIST;
+    if (h) {
+        int on = 1;
+        if (ioctl(fd, FIONBIO, &on) < 0)
+            return -errno;
+    } else {
+        h = malloc(sizeof *h);
+        if (!h)
+            return UV_ENOMEM;
+        int rc = uv_poll_init(&l->uv, &h->poll, fd);
+        if (rc != 0) {
+            free(h);
+            return rc;
+        }
+        h->poll.data = h;
+        if (fd < HANDLES_KEPT)
+            l->handles[fd] = h;
+        h->fd = fd;
     }
-    h->poll.data = h;
     h->io = io;
     *io = (struct io){.loop = l, .handle = h, .fn = fn, .data = data};
     return 0;
+}
+
+/* libuv takes a descriptor out of the epoll set even if it isn't there. */
+static int unwatch(struct io_handle *h)
+{
+    return uv_is_active((uv_handle_t *)&h->poll) ? uv_poll_stop(&h->poll) : 0;
 }
 
 int io_want(struct io *io, int events)
 {
     if (!io->handle)
         return -1;
-    return events ? uv_poll_start(&io->handle->poll, events, io_ready) : uv_poll_stop(&io->handle->poll);
+    return events ? uv_poll_start(&io->handle->poll, events, io_ready) : unwatch(io->handle);
 }
 
 void io_done(struct io *io)
@@ -395,7 +404,10 @@ void io_done(struct io *io)
         return;
     h->io = NULL;
     io->handle = NULL;
-    uv_close((uv_handle_t *)&h->poll, io_closed);
+    if (handle_of(io->loop, h->fd) == h)
+        (void)unwatch(h);
+    else
+        uv_close((uv_handle_t *)&h->poll, io_closed);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------ */
@@ -417,11 +429,14 @@ struct loop *loop_new(void)
     l->thread = pthread_self();
     l->posts_end = &l->posts;
     pthread_mutex_init(&l->lock, NULL);
-    list_init(&l->long_waiting);
-    list_init(&l->alone_waiting);
     const char *size = getenv("UV_THREADPOOL_SIZE");
     long workers = size ? strtol(size, NULL, 10) : DEFAULT_WORKERS;
-    l->long_max = workers >= 4 ? (unsigned)workers / 2 : 1;
+    const unsigned max[N_LANES] = {
+        [WORK_SHORT] = UINT_MAX, [WORK_LONG] = workers >= 4 ? (unsigned)workers / 2 : 1, [WORK_ALONE] = ALONE_MAX};
+    for (size_t i = 0; i < N_LANES; i++) {
+        l->lanes[i].max = max[i];
+        list_init(&l->lanes[i].waiting);
+    }
     uv_timer_init(&l->uv, &l->clock);
     l->clock.data = l;
     if (uv_async_init(&l->uv, &l->wake, run_posts) != 0) {
@@ -446,14 +461,17 @@ void loop_free(struct loop *l)
     l->gate->loop = NULL; /* whoever is still out does not come back */
     pthread_mutex_unlock(&l->gate->lock);
     gate_unref(l->gate);
-    while (!list_empty(&l->alone_waiting)) {
-        struct job *j = list_entry(l->alone_waiting.next, struct job, link);
+    struct list *waiting = &l->lanes[WORK_ALONE].waiting;
+    while (!list_empty(waiting)) {
+        struct job *j = list_entry(waiting->next, struct job, link);
         list_remove(&j->link);
         free(j);
     }
     uv_walk(&l->uv, close_any, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);
+    for (size_t i = 0; i < HANDLES_KEPT; i++)
+        free(l->handles[i]);
     while (l->posts) {
         struct post *next = l->posts->next;
         free(l->posts);

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-enum work_lane { WORK_SHORT, WORK_LONG, WORK_ALONE };
+enum work_lane { WORK_SHORT, WORK_LONG, WORK_ALONE, N_LANES };
 
 struct loop;
 struct metrics;
@@ -57,7 +57,7 @@ static inline bool timer_running(const struct timer *t)
 }
 #define timer_done timer_stop
 
-/* Watches a descriptor. The owner closes the fd itself, after io_done. io_done may be called from
+/* Watches a descriptor, which can't be a file and becomes non-blocking. The owner closes the fd itself, after io_done. io_done may be called from
  * the callback; the struct may be freed at once after it. */
 struct io {
     struct loop *loop;

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/num.h"
 #include "base/own.h"
+#include "base/thread.h"
 #include "routes/app.h"
 #include "routes/commands.h"
 #include "routes/table.h"
@@ -377,14 +378,8 @@ static void *stop_limit(void *unused)
 
 static void limit_stop(void)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, LIMIT_STACK);
-    if (pthread_create(&thread, &attr, stop_limit, NULL) != 0)
+    if (thread_start(LIMIT_STACK, stop_limit, NULL) < 0)
         log_warn("stop: without a limit of time, for want of a thread");
-    pthread_attr_destroy(&attr);
 }
 
 static void on_signal(uv_signal_t *handle, int number)

@@ -566,6 +566,14 @@ static int open_beneath(int start, const char *rel, int flags, mode_t mode)
     return open_by_walk(start, strcmp(rel, ".") == 0 ? "" : rel, flags, mode);
 }
 
+/* -1 also where openat2 is not to be had. */
+static int open_without_links(const char *path, int flags)
+{
+    if (atomic_load_explicit(&force_fallback, memory_order_relaxed))
+        return -1;
+    return sys_openat2(AT_FDCWD, path, flags, 0, RESOLVE_NO_SYMLINKS);
+}
+
 static int open_slash(void) { return open("/", O_PATH | O_DIRECTORY | O_CLOEXEC); }
 
 static int make_beneath(int start, const char *rel)
@@ -733,17 +741,23 @@ int guard_open_cwd(const struct guard *g, const char *cwd, size_t len, struct ar
 {
     const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
     if (!cwd || len == 0) {
-        struct walk base;
-        if (resolve(g->base_dir, arena, &base) < 0)
+        struct walk base = {.path = g->base_dir};
+        int fd = open_without_links(base.path, flags); /* nearly always */
+        if (fd < 0 && resolve(g->base_dir, arena, &base) < 0)
             return no_memory(err);
-        int fd = open(base.path, flags);
+        if (fd < 0)
+            fd = open(base.path, flags);
         if (fd < 0) {
             base.path = "/";
             fd = open_slash();
         }
         if (fd < 0)
             return abx_fail_os(err, errno, base.path);
-        *ret_path = base.path;
+        *ret_path = arena_strdup(arena, base.path);
+        if (!*ret_path) {
+            close(fd);
+            return no_memory(err);
+        }
         *ret_fd = fd;
         return 0;
     }

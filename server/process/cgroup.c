@@ -27,7 +27,7 @@
 #define LOOKS 3         /* candidates looked at before a new one is made */
 #define DIR_MAX 512
 #define PAUSE_MS 5
-#define WARM 4 /* whose directory and cgroup.events stay open for the next program */
+#define WARM 8 /* whose files stay open for the next program */
 #define COLD_MAX (CGROUPS_IDLE_MAX - WARM)
 
 enum state { UNTRIED, ON, OFF };
@@ -40,6 +40,7 @@ struct ids {
 struct warm {
     unsigned id; /* 0: none */
     int dir, events;
+    int procs; /* nobody reads it. Each clone asks whether we may write to it: the inode is there while it is open */
     bool taken;
 };
 
@@ -48,6 +49,7 @@ struct cgroups {
     enum state state;
     char own[DIR_MAX]; /* the cgroup we run in */
     char dir[DIR_MAX]; /* ours below it */
+    int own_procs;     /* as warm.procs */
     uint64_t ns;       /* pid namespace, so that PID in a name is not read as another's */
     unsigned last;
     struct warm warm[WARM];
@@ -91,6 +93,8 @@ static void cool(struct warm *w)
 {
     close(w->dir);
     close(w->events);
+    if (w->procs >= 0)
+        close(w->procs);
     *w = (struct warm){0};
 }
 
@@ -134,6 +138,11 @@ static bool still_populated(int events)
         return true;
     text[n] = '\0';
     return !strstr(text, "populated 0");
+}
+
+static int open_procs(int dir)
+{
+    return openat(dir, "cgroup.procs", O_PATH | O_CLOEXEC);
 }
 
 static bool populated(int dir)
@@ -248,10 +257,13 @@ static bool set_up(struct cgroups *cg)
         return false;
     char path[DIR_MAX + 64];
     snprintf(path, sizeof(path), "%s/cgroup.kill", cg->dir);
-    if (access(path, W_OK) == 0)
-        return true;
-    (void)rmdir(cg->dir);
-    return false;
+    if (access(path, W_OK) < 0) {
+        (void)rmdir(cg->dir);
+        return false;
+    }
+    snprintf(path, sizeof(path), "%s/cgroup.procs", cg->own);
+    cg->own_procs = open(path, O_PATH | O_CLOEXEC);
+    return true;
 }
 
 struct cgroups *cgroups_new(void)
@@ -261,6 +273,7 @@ struct cgroups *cgroups_new(void)
         return NULL;
     (void)pthread_mutex_init(&cg->lock, NULL); /* with defaults it can't fail on Linux */
     cg->look_at = OCCUPIED_MIN;
+    cg->own_procs = -1;
     return cg;
 }
 
@@ -275,6 +288,8 @@ void cgroups_free(struct cgroups *cg)
     /* Those that got KILL a moment ago may not be out yet. */
     for (int i = 0; cg->dir[0] && i < 10 && !remove_tree(AT_FDCWD, cg->dir, NEST_MAX); i++)
         pause_ms(PAUSE_MS);
+    if (cg->own_procs >= 0)
+        close(cg->own_procs);
     free(cg->free.v);
     free(cg->occupied.v);
     free(cg->killed.v);
@@ -336,11 +351,13 @@ static void warm_up(struct cgroups *cg, struct cgroup_lease *l, int events)
     pthread_mutex_lock(&cg->lock);
     struct warm *w = events >= 0 ? find_warm(cg, 0) : NULL;
     if (w) {
-        *w = (struct warm){.id = l->id, .dir = l->fd, .events = events, .taken = true};
+        *w = (struct warm){.id = l->id, .dir = l->fd, .events = events, .procs = -1, .taken = true};
         l->close = false;
     }
     pthread_mutex_unlock(&cg->lock);
-    if (!w && events >= 0)
+    if (w)
+        w->procs = open_procs(l->fd); /* taken: nobody else touches it */
+    else if (events >= 0)
         close(events);
 }
 

@@ -12,7 +12,7 @@
 
 #include "process/tree.h"
 
-#define CGROUPS_IDLE_MAX 8 /* empty ones that are kept for the next programs */
+#define CGROUPS_IDLE_MAX 12 /* empty ones that are kept for the next programs */
 
 struct cgroups;
 

@@ -502,7 +502,7 @@ static int open_out(struct proc *p, int which)
     if (pipe2(fds, O_CLOEXEC) < 0)
         return -1;
     p->child_fds[which + 1] = fds[1];
-    if (fcntl(fds[0], F_SETFL, O_NONBLOCK) < 0 || io_init(&e->io, p->loop, fds[0], out_ready, e) < 0) {
+    if (io_init(&e->io, p->loop, fds[0], out_ready, e) < 0) {
         close(fds[0]);
         return -1;
     }
@@ -516,7 +516,7 @@ static int open_in(struct proc *p)
     if (pipe2(fds, O_CLOEXEC) < 0)
         return -1;
     p->child_fds[0] = fds[0];
-    if (fcntl(fds[1], F_SETFL, O_NONBLOCK) < 0 || io_init(&p->in, p->loop, fds[1], in_ready, p) < 0) {
+    if (io_init(&p->in, p->loop, fds[1], in_ready, p) < 0) {
         close(fds[1]);
         return -1;
     }

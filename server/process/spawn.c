@@ -13,9 +13,15 @@
  * ended child: if it is ours it ends as above, if a spawn in progress owns it we come back when that
  * is done, else it is an orphan and is collected.
  *
+ * Descriptors. A copy of all of ours, made by clone and closed by exec, costs 0.3 us each: as much as the program itself
+ * when some thousand connections are open. So the child shares the table at first (CLONE_FILES), and parts from it by a
+ * close_range(UNSHARE) that copies only what lies below. For that the program's ends are at low numbers, a slot, while
+ * it starts. Until it has parted the child must not open, close or move any.
+ *
  * Where the kernel lets us, each program is born in a cgroup of its own (process/cgroup.h) and with its signal handlers
  * taken off, which clone can't do: clone3 then. */
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -51,9 +57,18 @@
 #define KILL_WAIT_MS 1000
 #define STOP_POLL_MS 10
 #define CLONE_FLAGS (CLONE_VM | CLONE_VFORK | CLONE_CHILD_SETTID)
+#define SLOTS 4 /* programs that start at the same time: libuv's workers */
+#define SLOT_FDS 3
+#define SLOTS_MIN_NOFILE 256 /* with fewer descriptors we don't keep any back */
 #define CHILD_STACK (32 * KIB)
 #define CANDIDATES_MAX 64 /* directories of PATH that are tried */
 #define N_SIGNALS 64      /* the kernel's; NSIG hides 32 and 33, which libc keeps to itself */
+
+/* Low numbers that are ours, /dev/null while not in use. */
+struct slot {
+    int fd[SLOT_FDS]; /* ascending */
+    atomic_bool taken;
+};
 
 struct spawner {
     struct loop *loop;
@@ -65,7 +80,8 @@ struct spawner {
     bool tidying;
     struct rlimit nofile; /* as we found it */
     uint64_t ignored;     /* signals, bit N - 1: children don't ignore them */
-    atomic_bool no_clone3;
+    atomic_bool no_clone3, no_slots;
+    struct slot slots[SLOTS];
     int null_fd, chld_fd;
     int proc_fd; /* /proc, -1: none. A shorter way for each child */
     char oom_score[8];
@@ -105,6 +121,7 @@ struct child {
 
 struct fd_move {
     int target, source;
+    int at; /* the source's number in the child */
 };
 
 struct job {
@@ -122,6 +139,8 @@ struct job {
     struct fd_move *moves;
     size_t n_moves;
     int top; /* highest target */
+    struct slot *slot; /* NULL: the child gets a copy of all our descriptors */
+    size_t in_slot;    /* of its numbers that stand for one of ours */
     struct spawn_limits limits;
     struct rlimit nofile;
     int64_t uid, gid;
@@ -134,6 +153,7 @@ struct job {
     /* The result. */
     unsigned cgroup;
     bool born; /* the child has run its first instruction */
+    bool not_parted; /* it could not part from our descriptors */
     _Atomic(pid_t) pid; /* written by the kernel before the child runs */
     int pidfd;
     int sys; /* errno of the step that failed */
@@ -181,20 +201,29 @@ IN_CHILD static int set_limit(int what, uint64_t soft, uint64_t hard)
     return (int)RAW(SYS_prlimit64, 0, what, want, NULL);
 }
 
+/* A table of its own, with what lies below the slot's end. */
+IN_CHILD static void part(struct job *j)
+{
+    if (j->slot && RAW(SYS_close_range, j->slot->fd[SLOT_FDS - 1] + 1, ~0U, CLOSE_RANGE_UNSHARE) < 0) {
+        j->not_parted = true; /* before Linux 5.9, or a seccomp filter */
+        (void)RAW(SYS_exit_group, 127);
+    }
+}
+
 /* Sources that lie in the range of the targets move above it first, so that no dup2 overwrites one. */
 IN_CHILD static int move_descriptors(struct job *j)
 {
     for (size_t i = 0; i < j->n_moves; i++) {
-        if (j->moves[i].source > j->top)
+        if (j->moves[i].at > j->top)
             continue;
-        long up = RAW(SYS_fcntl, j->moves[i].source, F_DUPFD_CLOEXEC, j->top + 1);
+        long up = RAW(SYS_fcntl, j->moves[i].at, F_DUPFD_CLOEXEC, j->top + 1);
         if (up < 0)
             return -1;
-        j->moves[i].source = (int)up;
+        j->moves[i].at = (int)up;
     }
-    (void)RAW(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC); /* all are CLOEXEC from birth anyway */
+    (void)RAW(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC); /* should a library have forgotten it */
     for (size_t i = 0; i < j->n_moves; i++) {
-        if (RAW(SYS_dup3, j->moves[i].source, j->moves[i].target, 0) < 0)
+        if (RAW(SYS_dup3, j->moves[i].at, j->moves[i].target, 0) < 0)
             return -1;
     }
     return 0;
@@ -266,6 +295,7 @@ IN_CHILD static int prepare(struct job *j)
         return -1;
     if ((j->cwd_fd >= 0 ? RAW(SYS_fchdir, j->cwd_fd) : RAW(SYS_chdir, "/")) < 0)
         return -1;
+    part(j);
     if (move_descriptors(j) < 0)
         return -1;
     if (j->tty && open_terminal(j) < 0)
@@ -380,7 +410,7 @@ static pid_t clone_into(struct clone_args *args, int (*fn)(void *data), void *da
 static pid_t clone3_child(struct job *j, char *stack, size_t size, int cgroup)
 {
     struct clone_args args = {.flags = (uint64_t)CLONE_FLAGS | CLONE_PIDFD | CLONE_CLEAR_SIGHAND |
-                                       (cgroup >= 0 ? CLONE_INTO_CGROUP : 0),
+                                       (j->slot ? CLONE_FILES : 0) | (cgroup >= 0 ? CLONE_INTO_CGROUP : 0),
                               .pidfd = (uintptr_t)&j->pidfd,
                               .child_tid = (uintptr_t)&j->pid,
                               .exit_signal = SIGCHLD,
@@ -420,15 +450,62 @@ static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size)
 /* By clone, where clone3 or its flags (Linux 5.5) are not to be had. */
 static pid_t clone_child(struct job *j, char *stack, size_t size)
 {
+    const int flags = CLONE_FLAGS | SIGCHLD | (j->slot ? CLONE_FILES : 0);
     j->cleared = false;
     j->pidfd = -1;
-    pid_t pid = clone(child_main, stack + size, CLONE_FLAGS | SIGCHLD | CLONE_PIDFD, j, &j->pidfd, NULL,
-                      (pid_t *)&j->pid);
+    pid_t pid = clone(child_main, stack + size, flags | CLONE_PIDFD, j, &j->pidfd, NULL, (pid_t *)&j->pid);
     if (pid < 0 && errno == EINVAL) { /* before Linux 5.2 */
         j->pidfd = -1;
-        pid = clone(child_main, stack + size, CLONE_FLAGS | SIGCHLD, j, NULL, NULL, (pid_t *)&j->pid);
+        pid = clone(child_main, stack + size, flags, j, NULL, NULL, (pid_t *)&j->pid);
     }
     return pid;
+}
+
+/* The way that this kernel knows. -1 with errno. */
+static pid_t clone_any(struct job *j, char *stack, size_t size)
+{
+    for (size_t i = 0; i < j->n_moves && !j->slot; i++)
+        j->moves[i].at = j->moves[i].source;
+    pid_t pid = -1;
+    bool no_clone3 = atomic_load(&j->s->no_clone3);
+    if (!no_clone3) {
+        pid = clone_in_cgroup(j, stack, size);
+        if (pid < 0)
+            pid = clone3_child(j, stack, size, -1);
+        no_clone3 = pid < 0 && errno != EAGAIN && errno != ENOMEM;
+        if (no_clone3)
+            atomic_store(&j->s->no_clone3, true);
+    }
+    return no_clone3 ? clone_child(j, stack, size) : pid;
+}
+
+static void leave_slot(struct job *j)
+{
+    if (!j->slot)
+        return;
+    while (j->in_slot > 0)
+        (void)dup3(j->s->null_fd, j->slot->fd[--j->in_slot], O_CLOEXEC); /* can't fail: both are open */
+    atomic_store(&j->slot->taken, false);
+    j->slot = NULL;
+}
+
+/* Gives the program's ends low numbers. Without a slot, or with too many of them, things go on as they are. */
+static void enter_slot(struct job *j)
+{
+    for (size_t k = 0; k < SLOTS && !j->slot && !atomic_load(&j->s->no_slots); k++) {
+        if (!atomic_exchange(&j->s->slots[k].taken, true))
+            j->slot = &j->s->slots[k];
+    }
+    for (size_t i = 0; i < j->n_moves && j->slot; i++) {
+        struct fd_move *m = &j->moves[i];
+        m->at = m->source;
+        if (m->source < j->slot->fd[0])
+            continue;
+        if (j->in_slot < SLOT_FDS && dup3(m->source, j->slot->fd[j->in_slot], O_CLOEXEC) >= 0)
+            m->at = j->slot->fd[j->in_slot++];
+        else
+            leave_slot(j);
+    }
 }
 
 static void job_run(void *data)
@@ -440,19 +517,19 @@ static void job_run(void *data)
     /* No handler of ours may run in the child; bytewise, so that 32 and 33 are in. */
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
     j->started_ns = mono_ns();
-    pid_t pid = -1;
-    bool no_clone3 = atomic_load(&j->s->no_clone3);
-    if (!no_clone3) {
-        pid = clone_in_cgroup(j, stack, sizeof(stack));
-        if (pid < 0)
-            pid = clone3_child(j, stack, sizeof(stack), -1);
-        no_clone3 = pid < 0 && errno != EAGAIN && errno != ENOMEM;
-        if (no_clone3)
-            atomic_store(&j->s->no_clone3, true);
+    enter_slot(j);
+    pid_t pid = clone_any(j, stack, sizeof(stack));
+    if (pid >= 0 && j->not_parted) { /* again, and from now on, with a copy of all */
+        atomic_store(&j->s->no_slots, true);
+        reap_failed(j, pid);
+        leave_slot(j);
+        cgroups_put(j->cgroups, j->cgroup, CGROUP_USED);
+        j->cgroup = 0;
+        j->born = false;
+        pid = clone_any(j, stack, sizeof(stack));
     }
-    if (no_clone3)
-        pid = clone_child(j, stack, sizeof(stack));
     int clone_errno = pid < 0 ? errno : 0;
+    leave_slot(j);
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 
     if (pid < 0) {
@@ -629,16 +706,18 @@ static void child_check(struct child *c)
 {
     if (c->reaped)
         return;
-    siginfo_t info = {0};
-    if (waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
-        return;
-    c->ended = true;
-    if (c->pidfd >= 0)
-        (void)io_want(&c->io, 0); /* level-triggered: it stays readable until reaped */
-    if (c->terminating || c->sweep)
-        kill_now(c);
-    if (c->pinned)
-        return; /* tree_ran comes back */
+    if (c->pinned || ((c->terminating || c->sweep) && !c->killed)) { /* its number is still needed */
+        siginfo_t info = {0};
+        if (waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
+            return;
+        c->ended = true;
+        if (c->pidfd >= 0)
+            (void)io_want(&c->io, 0); /* level-triggered: it stays readable until reaped */
+        if (c->terminating || c->sweep)
+            kill_now(c);
+        if (c->pinned)
+            return; /* tree_ran comes back */
+    }
 
     int status = 0;
     if (waitpid(c->pid, &status, WNOHANG) != c->pid)
@@ -905,9 +984,9 @@ int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct chil
 
     size_t n = 0;
     for (int i = 0; i < 3 && !o->tty; i++)
-        j->moves[n++] = (struct fd_move){i, o->fds[i] >= 0 ? o->fds[i] : s->null_fd};
+        j->moves[n++] = (struct fd_move){.target = i, .source = o->fds[i] >= 0 ? o->fds[i] : s->null_fd};
     for (size_t i = 0; i < o->n_extra; i++) {
-        j->moves[n++] = (struct fd_move){o->extra[i].child_fd, o->extra[i].fd};
+        j->moves[n++] = (struct fd_move){.target = o->extra[i].child_fd, .source = o->extra[i].fd};
         if (o->extra[i].child_fd > j->top)
             j->top = o->extra[i].child_fd;
     }
@@ -1019,6 +1098,44 @@ static void read_oom_score(struct spawner *s)
     snprintf(s->oom_score, sizeof(s->oom_score), "%d", (int)(score > 1000 ? 1000 : score));
 }
 
+/* What we were started with. All that we open ourselves is CLOEXEC from birth. */
+static void keep_inherited(void)
+{
+    if (syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) == 0)
+        return;
+    DIR *d = opendir("/proc/self/fd");
+    for (struct dirent *e; d && (e = readdir(d));) {
+        int fd = atoi(e->d_name);
+        if (fd > 2)
+            (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+    if (d)
+        closedir(d);
+}
+
+static void free_slots(struct spawner *s)
+{
+    for (size_t i = 0; i < SLOTS * SLOT_FDS; i++) {
+        int fd = s->slots[i / SLOT_FDS].fd[i % SLOT_FDS];
+        if (fd >= 0)
+            close(fd);
+    }
+}
+
+/* After null_fd and proc_fd, which children need below their slot; before anything else is opened. */
+static void make_slots(struct spawner *s)
+{
+    int last = s->null_fd > s->proc_fd ? s->null_fd : s->proc_fd;
+    bool some = s->null_fd >= 0 && s->nofile.rlim_cur >= SLOTS_MIN_NOFILE;
+    for (size_t i = 0; i < SLOTS * SLOT_FDS; i++) {
+        int fd = some ? fcntl(s->null_fd, F_DUPFD_CLOEXEC, last + 1) : -1;
+        s->slots[i / SLOT_FDS].fd[i % SLOT_FDS] = fd;
+        some = fd >= 0;
+        last = fd;
+    }
+    atomic_store(&s->no_slots, !some);
+}
+
 struct spawner *spawner_new(struct loop *loop)
 {
     struct spawner *s = calloc(1, sizeof(*s));
@@ -1032,6 +1149,7 @@ struct spawner *spawner_new(struct loop *loop)
     if (getrlimit(RLIMIT_NOFILE, &s->nofile) < 0)
         s->nofile = (struct rlimit){1024, 4096};
     read_oom_score(s);
+    keep_inherited();
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* Linux >= 3.4; without it orphans go to PID 1 */
 
     sigset_t chld;
@@ -1048,6 +1166,7 @@ struct spawner *spawner_new(struct loop *loop)
     s->cgroups = cgroups_new();
     s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     s->proc_fd = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    make_slots(s);
     s->chld_fd = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!s->cgroups || s->null_fd < 0 || s->chld_fd < 0 || io_init(&s->chld_io, loop, s->chld_fd, on_sigchld, s) < 0) {
         if (s->null_fd >= 0)
@@ -1056,6 +1175,7 @@ struct spawner *spawner_new(struct loop *loop)
             close(s->chld_fd);
         if (s->proc_fd >= 0)
             close(s->proc_fd);
+        free_slots(s);
         cgroups_free(s->cgroups);
         free(s);
         return NULL;
@@ -1147,6 +1267,7 @@ void spawner_free(struct spawner *s)
     close(s->null_fd);
     if (s->proc_fd >= 0)
         close(s->proc_fd);
+    free_slots(s);
     cgroups_free(s->cgroups);
     free(s);
 }

@@ -2,6 +2,7 @@
 #include "../check_main.h"
 #include "../turn.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -218,6 +219,110 @@ START_TEST(io_may_end_in_its_own_callback)
 }
 END_TEST
 
-TEST_MAIN("loop", timers_fire_in_order_and_can_be_moved_and_stopped, both_lanes_run_and_come_back,
+struct line {
+    struct io io;
+    int fds[2];
+    int events;
+};
+
+static void counted(void *data, int events)
+{
+    struct line *l = data;
+    l->events++;
+    io_want(&l->io, 0); /* nobody reads: it would come again */
+}
+
+static void line_open(struct line *l, struct loop *loop)
+{
+    ck_assert_int_eq(pipe(l->fds), 0);
+    ck_assert_int_eq(io_init(&l->io, loop, l->fds[0], counted, l), 0);
+    ck_assert_int_ne(fcntl(l->fds[0], F_GETFL) & O_NONBLOCK, 0);
+    ck_assert_int_eq(io_want(&l->io, UV_READABLE), 0);
+}
+
+static void line_close(struct line *l)
+{
+    io_done(&l->io);
+    close(l->fds[0]);
+    close(l->fds[1]);
+}
+
+START_TEST(a_number_used_again_is_watched_again)
+{
+    struct loop *loop = loop_new();
+    struct line first = {0}, second = {0};
+    for (int i = 0; i < 3; i++) {
+        int before = second.events;
+        line_open(&first, loop);
+        ck_assert_int_eq(write(first.fds[1], "x", 1), 1);
+        int number = first.fds[0];
+        line_close(&first); /* with an event that nobody has seen */
+        line_open(&second, loop);
+        ck_assert_int_eq(second.fds[0], number);
+        uv_run(loop_uv(loop), UV_RUN_NOWAIT);
+        ck_assert_int_eq(first.events, 0);
+        ck_assert_int_eq(second.events, before);
+        ck_assert_int_eq(write(second.fds[1], "x", 1), 1);
+        while (second.events == before)
+            turn_loop(loop);
+        ck_assert_int_eq(second.events, before + 1);
+        line_close(&second);
+    }
+    loop_free(loop);
+}
+END_TEST
+
+static void closes_the_other(void *data, int events)
+{
+    struct line *l = data, *other = l + (l->fds[1] == -2 ? -1 : 1);
+    l->events++;
+    io_want(&l->io, 0);
+    if (other->fds[0] >= 0) {
+        line_close(other);
+        other->fds[0] = -1;
+    }
+}
+
+START_TEST(what_is_done_gets_none_of_the_events_of_this_turn)
+{
+    struct loop *loop = loop_new();
+    for (int round = 0; round < 2; round++) { /* the second with kept handles */
+        struct line two[2] = {0};
+        line_open(&two[0], loop);
+        line_open(&two[1], loop);
+        int writers[2] = {two[0].fds[1], dup(two[1].fds[1])};
+        two[0].io.fn = two[1].io.fn = closes_the_other;
+        close(two[1].fds[1]);
+        two[1].fds[1] = -2;
+        ck_assert_int_eq(write(writers[0], "x", 1), 1);
+        ck_assert_int_eq(write(writers[1], "x", 1), 1);
+        while (two[0].events + two[1].events == 0)
+            turn_loop(loop);
+        ck_assert_int_eq(two[0].events + two[1].events, 1);
+        close(writers[1]);
+        for (int i = 0; i < 2; i++) {
+            if (two[i].fds[0] >= 0)
+                line_close(&two[i]);
+        }
+    }
+    loop_free(loop);
+}
+END_TEST
+
+START_TEST(a_descriptor_has_one_watcher)
+{
+    struct loop *loop = loop_new();
+    struct line l = {0};
+    struct io again;
+    line_open(&l, loop);
+    ck_assert_int_lt(io_init(&again, loop, l.fds[0], counted, &l), 0);
+    line_close(&l);
+    ck_assert_int_lt(io_init(&again, loop, l.fds[0], counted, &l), 0); /* closed */
+    loop_free(loop);
+}
+END_TEST
+
+TEST_MAIN("loop", a_number_used_again_is_watched_again, what_is_done_gets_none_of_the_events_of_this_turn,
+          a_descriptor_has_one_watcher, timers_fire_in_order_and_can_be_moved_and_stopped, both_lanes_run_and_come_back,
           what_waits_alone_keeps_nobody_waiting, the_loops_end_does_not_wait_for_those_alone,
           posts_arrive_on_the_loop_thread, io_may_end_in_its_own_callback)

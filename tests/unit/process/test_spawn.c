@@ -210,9 +210,9 @@ static void check_a_clean_child(void)
 {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGUSR1, SIG_IGN);
+    autoclose int inherited = dup(2); /* not CLOEXEC */
     struct run r;
     run_init(&r);
-    autoclose int inherited = dup(2); /* not CLOEXEC */
     /* Built-ins look: around a fork a shell blocks signals and has descriptors of its own for a while. */
     start_sh(&r, "ulimit -n; cat /proc/self/oom_score_adj;"
                  " while read -r k v; do case $k in SigBlk:|SigIgn:) printf '%s\\t%s\\n' $k $v;; esac; done"
@@ -237,26 +237,102 @@ START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
 END_TEST
 
 /* As container runtimes of some years ago do. */
-static bool refuse_clone3(void)
+static bool refuse(uint32_t number, uint32_t sys)
 {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | sys),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {.len = sizeof(filter) / sizeof(*filter), .filter = filter};
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-/* The last test: without CK_FORK the filter stays. */
+/* The last tests: without CK_FORK the filters stay. */
+START_TEST(without_close_range_a_child_is_as_clean)
+{
+    if (!refuse(SYS_close_range, EPERM))
+        return; /* a kernel without filters */
+    ck_assert_int_eq(syscall(SYS_close_range, 900, 901, 0), -1);
+    ck_assert_int_eq(errno, EPERM);
+    check_a_clean_child();
+}
+END_TEST
+
 START_TEST(without_clone3_a_child_is_as_clean)
 {
-    if (!refuse_clone3())
+    if (!refuse(SYS_clone3, ENOSYS))
         return; /* a kernel without filters */
     ck_assert_int_eq(syscall(SYS_clone3, NULL, 0), -1);
     ck_assert_int_eq(errno, ENOSYS);
     check_a_clean_child();
+}
+END_TEST
+
+START_TEST(nobody_else_holds_a_programs_ends)
+{
+    struct run r;
+    run_init(&r);
+    for (int i = 0; i < 10; i++) {
+        start_sh(&r, "exec >&- 2>&-; sleep 60");
+        ck_assert_str_eq(read_all(&r), "");
+        ck_assert(child_running(r.child));
+        child_free(take_ptr(r.child), true);
+        close(take_fd(&r.out[0]));
+
+        char *argv[] = {"nobody-has-this", NULL};
+        struct spawn_opts o = {
+            .file = "/nobody-has-this", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1, .gid = -1};
+        r.started = 0;
+        start_opts(&r, &o);
+        ck_assert_int_eq(r.sys, ENOENT);
+        ck_assert_str_eq(read_all(&r), "");
+        close(take_fd(&r.out[0]));
+        r.started = 0;
+    }
+    run_done(&r);
+}
+END_TEST
+
+/* Low numbers, high ones, and more of them than fit in a slot. */
+START_TEST(ends_arrive_whatever_their_numbers)
+{
+    struct run r;
+    run_init(&r);
+    for (int high = 0; high < 2; high++) {
+        for (size_t n_extra = 0; n_extra <= 4; n_extra++) {
+            int side[2];
+            ck_assert_int_eq(pipe2(side, O_CLOEXEC), 0);
+            int end = high ? fcntl(side[1], F_DUPFD_CLOEXEC, 700) : dup(side[1]);
+            close(side[1]);
+            struct spawn_extra extra[4];
+            char script[128] = "echo out; echo err >&2;", text[32] = "", want[32] = "";
+            for (size_t i = 0; i < n_extra; i++) {
+                extra[i] = (struct spawn_extra){.child_fd = 3 + (int)i, .fd = end};
+                size_t len = strlen(script);
+                snprintf(script + len, sizeof(script) - len, " echo %zu >&%zu;", i, 3 + i);
+                len = strlen(want);
+                snprintf(want + len, sizeof(want) - len, "%zu\n", i);
+            }
+            char *argv[] = {"sh", "-c", script, NULL};
+            struct spawn_opts o = {.file = "sh", .argv = argv, .envp = environ, .cwd_fd = -1, .uid = -1, .gid = -1,
+                                   .extra = extra, .n_extra = n_extra};
+            r.started = r.exited = 0;
+            start_opts(&r, &o);
+            close(end);
+            ck_assert_str_eq(read_all(&r), "out\nerr\n");
+            size_t got = 0;
+            for (ssize_t more; (more = read(side[0], text + got, sizeof(text) - 1 - got)) > 0;)
+                got += (size_t)more;
+            ck_assert_str_eq(text, want);
+            close(side[0]);
+            ck_assert_int_eq(wait_exit(&r), 0);
+            child_free(take_ptr(r.child), false);
+            close(take_fd(&r.out[0]));
+        }
+    }
+    run_done(&r);
 }
 END_TEST
 
@@ -395,4 +471,5 @@ TEST_MAIN("spawn", missing_program_reports_its_errno_and_leaves_no_child, file_t
           child_has_clean_signals_own_session_and_three_descriptors, extra_descriptors_and_limits_arrive,
           user_is_changed_when_privileged, terminate_ends_grandchildren_also_in_sessions_of_their_own,
           kill_follows_when_term_is_ignored, grace_can_be_shortened_once_it_runs, orphans_are_collected_and_exit_codes_are_not_stolen,
-          stop_ends_everything_with_grace, without_clone3_a_child_is_as_clean)
+          stop_ends_everything_with_grace, nobody_else_holds_a_programs_ends, ends_arrive_whatever_their_numbers,
+          without_close_range_a_child_is_as_clean, without_clone3_a_child_is_as_clean)
