@@ -40,7 +40,6 @@ struct ids {
 struct warm {
     unsigned id; /* 0: none */
     int dir, events;
-    int procs; /* nobody reads it. Each clone asks whether we may write to it: the inode is there while it is open */
     bool taken;
 };
 
@@ -49,7 +48,6 @@ struct cgroups {
     enum state state;
     char own[DIR_MAX]; /* the cgroup we run in */
     char dir[DIR_MAX]; /* ours below it */
-    int own_procs;     /* as warm.procs */
     uint64_t ns;       /* pid namespace, so that PID in a name is not read as another's */
     unsigned last;
     struct warm warm[WARM];
@@ -93,8 +91,6 @@ static void cool(struct warm *w)
 {
     close(w->dir);
     close(w->events);
-    if (w->procs >= 0)
-        close(w->procs);
     *w = (struct warm){0};
 }
 
@@ -140,9 +136,11 @@ static bool still_populated(int events)
     return !strstr(text, "populated 0");
 }
 
-static int open_procs(int dir)
+/* Each clone into a cgroup asks whether we may write to its cgroup.procs and to ours, and makes an inode for that unless
+ * there is one: the kernel keeps what somebody has looked up. */
+static void look_up_procs(int dir, const char *path)
 {
-    return openat(dir, "cgroup.procs", O_PATH | O_CLOEXEC);
+    (void)faccessat(dir, path, F_OK, 0);
 }
 
 static bool populated(int dir)
@@ -262,7 +260,7 @@ static bool set_up(struct cgroups *cg)
         return false;
     }
     snprintf(path, sizeof(path), "%s/cgroup.procs", cg->own);
-    cg->own_procs = open(path, O_PATH | O_CLOEXEC);
+    look_up_procs(AT_FDCWD, path);
     return true;
 }
 
@@ -273,7 +271,6 @@ struct cgroups *cgroups_new(void)
         return NULL;
     (void)pthread_mutex_init(&cg->lock, NULL); /* with defaults it can't fail on Linux */
     cg->look_at = OCCUPIED_MIN;
-    cg->own_procs = -1;
     return cg;
 }
 
@@ -288,8 +285,6 @@ void cgroups_free(struct cgroups *cg)
     /* Those that got KILL a moment ago may not be out yet. */
     for (int i = 0; cg->dir[0] && i < 10 && !remove_tree(AT_FDCWD, cg->dir, NEST_MAX); i++)
         pause_ms(PAUSE_MS);
-    if (cg->own_procs >= 0)
-        close(cg->own_procs);
     free(cg->free.v);
     free(cg->occupied.v);
     free(cg->killed.v);
@@ -351,12 +346,12 @@ static void warm_up(struct cgroups *cg, struct cgroup_lease *l, int events)
     pthread_mutex_lock(&cg->lock);
     struct warm *w = events >= 0 ? find_warm(cg, 0) : NULL;
     if (w) {
-        *w = (struct warm){.id = l->id, .dir = l->fd, .events = events, .procs = -1, .taken = true};
+        *w = (struct warm){.id = l->id, .dir = l->fd, .events = events, .taken = true};
         l->close = false;
     }
     pthread_mutex_unlock(&cg->lock);
     if (w)
-        w->procs = open_procs(l->fd); /* taken: nobody else touches it */
+        look_up_procs(l->fd, "cgroup.procs");
     else if (events >= 0)
         close(events);
 }
