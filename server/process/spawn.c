@@ -131,6 +131,7 @@ struct job {
     const struct child_ops *ops;
     void *owner;
     bool helper, sweep;
+    struct spawn_opts opts; /* only if it has a `prepare` */
     /* The order. Pointers lead into `block`. */
     void *block;
     char **argv, **envp;
@@ -519,9 +520,18 @@ static void enter_slot(struct job *j)
     }
 }
 
+static int fill_job(struct job *j, const struct spawn_opts *o);
+
 static void job_run(void *data)
 {
     struct job *j = data;
+    if (j->opts.prepare) {
+        j->sys = j->opts.prepare(j->opts.order, &j->opts);
+        if (j->sys == 0 && fill_job(j, &j->opts) < 0)
+            j->sys = ENOMEM;
+        if (j->sys != 0)
+            return;
+    }
     char stack[CHILD_STACK] __attribute__((aligned(64)));
     uint64_t all = ~(uint64_t)0, before;
 
@@ -864,14 +874,18 @@ static void job_done(void *data)
         if (c->pidfd >= 0)
             (void)io_want(&c->io, UV_READABLE);
     }
-    if (!c && !j->helper)
+    if (!c && !j->helper && sys != SPAWN_REFUSED)
         loop_metrics(s->loop)->programs_failed++;
+    void (*unused)(void *) = j->opts.unused;
+    void *order = j->opts.order;
     job_free(j);
     if (s->reap_again && !timer_running(&s->reap_timer))
         timer_start(&s->reap_timer, 0);
     if (c && s->stopping)
         child_terminate(c, 0);
     ops->started(owner, c, sys);
+    if (unused)
+        unused(order);
 }
 
 /* Lengths first, then one block for everything that must outlive the call. */
@@ -958,6 +972,32 @@ static void pack_order(struct packer *p, struct job *j, const struct spawn_opts 
     j->moves = pack(p, NULL, j->n_moves * sizeof(*j->moves), sizeof(int));
 }
 
+/* Copies what must outlive the call. -1: no memory. */
+static int fill_job(struct job *j, const struct spawn_opts *o)
+{
+    j->cwd_fd = o->cwd_fd;
+    j->limits = o->limits;
+    j->uid = o->uid;
+    j->gid = o->gid;
+    j->n_groups = o->n_groups;
+    struct packer p = {0};
+    pack_order(&p, j, o);
+    p.at = j->block = malloc(p.need);
+    if (!p.at)
+        return -1;
+    pack_order(&p, j, o);
+
+    size_t n = 0;
+    for (int i = 0; i < 3 && !o->tty; i++)
+        j->moves[n++] = (struct fd_move){.target = i, .source = o->fds[i] >= 0 ? o->fds[i] : j->s->null_fd};
+    for (size_t i = 0; i < o->n_extra; i++) {
+        j->moves[n++] = (struct fd_move){.target = o->extra[i].child_fd, .source = o->extra[i].fd};
+        if (o->extra[i].child_fd > j->top)
+            j->top = o->extra[i].child_fd;
+    }
+    return 0;
+}
+
 int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct child_ops *ops, void *owner,
                 struct abx_error *err)
 {
@@ -971,39 +1011,17 @@ int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct chil
                       .owner = owner,
                       .helper = o->helper,
                       .sweep = o->sweep,
-                      .cwd_fd = o->cwd_fd,
-                      .limits = o->limits,
                       .nofile = s->nofile,
-                      .uid = o->uid,
-                      .gid = o->gid,
-                      .n_groups = o->n_groups,
                       .oom_score = s->oom_score,
                       .parent = getpid(),
                       /* What is started from a terminal, or from a helper that lives on, may outlive it. */
                       .cgroups = o->tty || (o->helper && !o->sweep) ? NULL : s->cgroups,
                       .pidfd = -1,
                       .top = 2};
-
-    struct packer p = {0};
-    pack_order(&p, j, o);
-    p.at = j->block = malloc(p.need);
-    if (!p.at) {
-        free(j);
-        return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
-    }
-    pack_order(&p, j, o);
-
-    size_t n = 0;
-    for (int i = 0; i < 3 && !o->tty; i++)
-        j->moves[n++] = (struct fd_move){.target = i, .source = o->fds[i] >= 0 ? o->fds[i] : s->null_fd};
-    for (size_t i = 0; i < o->n_extra; i++) {
-        j->moves[n++] = (struct fd_move){.target = o->extra[i].child_fd, .source = o->extra[i].fd};
-        if (o->extra[i].child_fd > j->top)
-            j->top = o->extra[i].child_fd;
-    }
-
+    if (o->prepare)
+        j->opts = *o;
     list_append(&s->jobs, &j->link);
-    if (loop_work(s->loop, WORK_SHORT, job_run, job_done, j) < 0) {
+    if ((!o->prepare && fill_job(j, o) < 0) || loop_work(s->loop, WORK_SHORT, job_run, job_done, j) < 0) {
         list_remove(&j->link);
         job_free(j);
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");

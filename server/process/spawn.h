@@ -61,13 +61,22 @@ struct spawn_opts {
     size_t n_groups;
     bool helper;             /* not counted as a user's process (command host, browser) */
     bool sweep;              /* what is left of it when the leader has ended gets KILL before `exited` */
+    /* Optional. `prepare` runs on the worker first and finds the rest of the order, whatever may have to wait for a
+     * disk: file, argv, envp, cwd_fd, limits, user. 0, or what `started` gets: an errno, or SPAWN_REFUSED when the
+     * order itself knows why. From a spawn_start that succeeded on the order lives until `unused` is called, on the
+     * loop, after `started` (also when the owner has left meanwhile). */
+    int (*prepare)(void *order, struct spawn_opts *o);
+    void (*unused)(void *order);
+    void *order;
 };
+
+#define SPAWN_REFUSED (-1)
 
 struct child;
 
 struct child_ops {
-    /* The program runs (sys 0; child valid) or could not be started (sys = exec's errno, child NULL and no
-     * other call follows). Always called on the loop, never from within spawn_start. */
+    /* The program runs (sys 0; child valid) or could not be started (sys = exec's errno or what `prepare` returned,
+     * child NULL and no other call follows). Always called on the loop, never from within spawn_start. */
     void (*started)(void *owner, struct child *child, int sys);
     /* It has ended and been reaped. status as waitpid gives it. The child stays valid until child_free. */
     void (*exited)(void *owner, struct child *child, int status);

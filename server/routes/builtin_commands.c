@@ -185,7 +185,8 @@ static int run_download(struct req *req, const struct rule *rule, struct resp *r
 
 struct shell {
     struct req *req;
-    struct exec_order order;
+    const struct exec_order *order; /* until `started` */
+    int64_t max_output;
     struct proc *proc;
     struct buf out[2];
     bool timed_out;
@@ -197,7 +198,6 @@ static void shell_done(struct shell *s)
     req_on_gone(req, NULL, NULL);
     buf_done(&s->out[0]);
     buf_done(&s->out[1]);
-    exec_done(&s->order);
     req_unref(req);
 }
 
@@ -213,7 +213,7 @@ static void on_started(void *owner, struct proc *p, int sys)
     struct abx_error err;
     if (sys == 0)
         return;
-    exec_start_failed(&err, sys, s->order.argv[0]);
+    (void)exec_failed(s->order, sys, &err);
     shell_fail(s, &err);
 }
 
@@ -221,7 +221,7 @@ static void on_output(void *owner, enum proc_stream stream, const char *data, si
 {
     struct shell *s = owner;
     struct buf *out = &s->out[stream == PROC_STDERR];
-    size_t most = s->order.max_output >= 0 && s->order.max_output < OUTPUT_MAX ? (size_t)s->order.max_output : OUTPUT_MAX;
+    size_t most = s->max_output >= 0 && s->max_output < OUTPUT_MAX ? (size_t)s->max_output : OUTPUT_MAX;
     buf_add(out, data, len < most - out->len ? len : most - out->len);
 }
 
@@ -270,14 +270,16 @@ static int run_shell(struct req *req, const struct rule *rule, struct resp *resp
     autojson json_t *body = json_pack("{s:O, s:b}", "command", json_object_get(req_body(req), "cmd"), "shell", !words);
     if (!s || !body)
         return abx_fail(err, E_NO_MEMORY, 0, "out of memory");
-    struct exec_ctx ctx = {.rule = rule, .env = req_app(req)->env, .arena = req_arena(req)};
-    struct proc_opts opts = {0};
-    if (exec_decode(&ctx, body, &s->order, err) < 0)
+    struct exec_order *order = exec_decode(req, rule, body, err);
+    if (!order)
         return -1;
-    exec_fill(&s->order, &opts);
-    opts.timeout_ms = (uint64_t)(s->order.timeout * 1000) + 1;
+    struct proc_opts opts;
+    exec_fill(order, &opts);
+    opts.timeout_ms = (uint64_t)(order->timeout * 1000) + 1;
+    s->order = order;
+    s->max_output = order->max_output;
     if (proc_start(req_app(req)->spawner, req_loop(req), &opts, &ops, s, &s->proc, err) < 0) {
-        exec_done(&s->order);
+        exec_free(order);
         return -1;
     }
     s->req = req_ref(req);

@@ -85,6 +85,14 @@ struct call {
     char **envp;
     int cwd_fd;
     bool gone;
+    /* What a worker looks up: paths may have to wait for a disk. Verdicts of before are told when its own are known. */
+    const char *language;       /* as sent, NULL: no plain string */
+    const char *search, *own_search; /* PATH with the caller's variables, and without */
+    const char *cwd;
+    size_t cwd_len;
+    bool looking, kept_back;
+    int rc;
+    struct abx_error err;
 };
 
 static void call_free(struct call *c)
@@ -95,22 +103,22 @@ static void call_free(struct call *c)
     free(c);
 }
 
-static bool is_installed(const struct exec_ctx *ctx, const struct language *lang)
+static bool is_installed(const struct call *c, const struct language *lang)
 {
     const char *program = NULL;
-    return program_resolve(lang->program, exec_search_path(ctx, NULL), NULL, ctx->arena, &program, NULL) == 0 &&
-           program;
+    return program_resolve(lang->program, c->own_search, NULL, req_arena(c->req), &program, NULL) == 0 && program;
 }
 
-static int unsupported(const struct exec_ctx *ctx, const char *name, struct abx_error *err)
+static int unsupported(struct call *c)
 {
     autobuf struct buf list = BUF_INIT;
     for (size_t i = 0; i < n_languages; i++) {
-        if (languages[i].core || is_installed(ctx, &languages[i]))
+        if (languages[i].core || is_installed(c, &languages[i]))
             buf_addf(&list, "%s%s", list.len ? ", " : "", languages[i].name);
     }
     const char *text = buf_str(&list);
-    return abx_fail(err, E_VALUE, 0, "Unsupported language '%.64s'; supported: %s", name, text ? text : "");
+    return abx_fail(&c->err, E_VALUE, 0, "Unsupported language '%.64s'; supported: %s",
+                    c->language ? c->language : "(no plain string)", text ? text : "");
 }
 
 static bool policy_allows(const struct rule *rule, const char *name)
@@ -124,19 +132,17 @@ static bool policy_allows(const struct rule *rule, const char *name)
 }
 
 /* Any case is fine; null and other types are no languages. */
-static int decode_language(struct call *c, const struct exec_ctx *ctx, const json_t *body, struct abx_error *err)
+static void decode_language(struct call *c, const json_t *body)
 {
     const json_t *value = json_object_get(body, "language");
     const char *sent = value ? json_word(value) : "python";
+    c->language = sent;
     if (!sent)
-        return unsupported(ctx, "(no plain string)", err);
+        return;
     char name[32] = "";
     for (size_t i = 0; sent[i] && i < sizeof(name) - 1; i++)
         name[i] = (char)(sent[i] >= 'A' && sent[i] <= 'Z' ? sent[i] + ('a' - 'A') : sent[i]);
     c->o.lang = strlen(sent) < sizeof(name) ? language_find(name) : NULL;
-    if (!c->o.lang || (!c->o.lang->core && !is_installed(ctx, c->o.lang)))
-        return unsupported(ctx, sent, err);
-    return 0;
 }
 
 static int64_t decode_timeout(const struct rule *rule, const json_t *body)
@@ -194,40 +200,63 @@ static int runtime_failed(const struct call *c, int sys, struct abx_error *err)
     return -1;
 }
 
-static int decode(struct call *c, struct req *req, struct abx_error *err)
+/* What needs no file, after the language. */
+static int decode_rest(struct call *c, const struct exec_ctx *ctx, const json_t *body, struct abx_error *err)
 {
-    const struct rule *rule = req_rule(req);
-    const json_t *body = req_body(req);
-    struct exec_ctx ctx = {.rule = rule, .env = req_app(req)->env, .arena = req_arena(req)};
+    if (body_opt_str(body, "cwd", &c->cwd, &c->cwd_len, err) < 0 || decode_args(c, body, ctx->arena, err) < 0 ||
+        body_opt_str(body, "stdin", &c->o.input, &c->o.input_len, err) < 0 ||
+        body_opt_str(body, "context_id", &c->context_id, NULL, err) < 0)
+        return -1;
+    if (c->o.lang && !policy_allows(ctx->rule, c->o.lang->name))
+        return abx_fail(err, E_LANGUAGE_NOT_ALLOWED, 0, "Language '%s' is not allowed by policy", c->o.lang->name);
     const json_t *vars = json_object_get(body, "env");
-    const char *cwd, *cwd_path;
-    size_t cwd_len;
+    if (exec_env(ctx, vars, &c->envp, err) < 0)
+        return -1;
+    c->search = arena_strdup(ctx->arena, exec_search_path(ctx, vars));
+    return c->search ? 0 : abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
+}
+
+static int decode(struct call *c, struct abx_error *err)
+{
+    const struct rule *rule = req_rule(c->req);
+    const json_t *body = req_body(c->req);
+    struct exec_ctx ctx = {.rule = rule, .env = req_app(c->req)->env, .arena = req_arena(c->req)};
     if (body_str(body, "code", &c->o.code, &c->o.code_len, err) < 0)
         return -1;
     if (memchr(c->o.code, '\0', c->o.code_len))
         return abx_fail(err, E_VALUE, 0, "'code' holds a NUL");
-    if (decode_language(c, &ctx, body, err) < 0 || body_opt_str(body, "cwd", &cwd, &cwd_len, err) < 0 ||
-        decode_args(c, body, ctx.arena, err) < 0 ||
-        body_opt_str(body, "stdin", &c->o.input, &c->o.input_len, err) < 0 ||
-        body_opt_str(body, "context_id", &c->context_id, NULL, err) < 0)
-        return -1;
-    if (!policy_allows(rule, c->o.lang->name))
-        return abx_fail(err, E_LANGUAGE_NOT_ALLOWED, 0, "Language '%s' is not allowed by policy", c->o.lang->name);
-    if (exec_env(&ctx, vars, &c->envp, err) < 0 ||
-        program_resolve(c->o.lang->program, exec_search_path(&ctx, vars), NULL, ctx.arena, &c->o.program, err) < 0 ||
-        guard_open_cwd(req_guard(req), cwd, cwd ? cwd_len : 0, ctx.arena, &cwd_path, &c->cwd_fd, err) < 0)
-        return -1;
-    req_note_path(req, cwd_path);
-    if (!c->o.program)
-        return runtime_failed(c, ENOENT, err);
     const char *tmp = env_get(ctx.env, "TMPDIR");
+    c->o.tmp = arena_strdup(ctx.arena, tmp && *tmp == '/' ? tmp : "/tmp");
+    c->own_search = arena_strdup(ctx.arena, exec_search_path(&ctx, NULL));
+    if (!c->o.tmp || !c->own_search)
+        return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
+    decode_language(c, body);
+    c->kept_back = decode_rest(c, &ctx, body, &c->err) < 0;
     c->timeout = decode_timeout(rule, body);
     c->o.timeout_ms = (uint64_t)c->timeout * 1000;
     c->o.max_output = (size_t)rule_limit(rule, LIMIT_max_output_bytes, OUTPUT_DEFAULT);
-    c->o.envp = c->envp;
-    c->o.cwd_fd = c->cwd_fd;
-    c->o.tmp = tmp && *tmp == '/' ? tmp : "/tmp";
     return 0;
+}
+
+static int look_up(struct call *c)
+{
+    const char *path;
+    if (!c->o.lang || (!c->o.lang->core && !is_installed(c, c->o.lang)))
+        return unsupported(c);
+    if (c->kept_back)
+        return -1;
+    struct arena *arena = req_arena(c->req);
+    if (program_resolve(c->o.lang->program, c->search, NULL, arena, &c->o.program, &c->err) < 0 ||
+        guard_open_cwd(req_guard(c->req), c->cwd, c->cwd ? c->cwd_len : 0, arena, &path, &c->cwd_fd, &c->err) < 0)
+        return -1;
+    req_note_path(c->req, path);
+    return c->o.program ? 0 : runtime_failed(c, ENOENT, &c->err);
+}
+
+static void look_up_run(void *data)
+{
+    struct call *c = data;
+    c->rc = look_up(c);
 }
 
 /* --- the answer ------------------------------------------------------------------------------------------ */
@@ -307,8 +336,36 @@ static void client_gone(void *data)
     c->gone = true;
     if (c->run)
         code_run_kill(c->run);
-    else
+    else if (!c->looking)
         context_cancel(c->svc->contexts, c);
+}
+
+static int run(struct call *c, struct abx_error *err)
+{
+    struct req *req = c->req;
+    c->o.envp = c->envp;
+    c->o.cwd_fd = c->cwd_fd;
+    if (!c->context_id)
+        return code_run_start(req_app(req)->spawner, req_loop(req), &c->o, ran, c, &c->run, err);
+    struct contexts *contexts = contexts_of(c->svc, err);
+    if (!contexts)
+        return -1;
+    return context_run(contexts, c->context_id, body_truthy(req_body(req), "reset"), &c->o, ran_in_context, c, err);
+}
+
+static void looked_up(void *data)
+{
+    struct call *c = data;
+    c->looking = false;
+    if (c->rc == 0 && c->gone)
+        c->rc = abx_fail(&c->err, E_CANCELLED, 0, "The client has left");
+    if (c->rc == 0 && run(c, &c->err) == 0)
+        return;
+    c->svc->runs--;
+    if (!c->gone)
+        req_on_gone(c->req, NULL, NULL);
+    req_fail(c->req, &c->err);
+    call_free(c);
 }
 
 /* POST /code/run {"code", "language"?, "timeout"?, "cwd"?, "env"?, "stdin"?, "args"?, "context_id"?,
@@ -319,18 +376,12 @@ int route_code_run(struct req *req, struct resp *resp, struct abx_error *err)
     struct call *c = calloc(1, sizeof(*c));
     if (!c)
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
-    *c = (struct call){.req = req, .svc = svc, .cwd_fd = -1};
-    int rc = decode(c, req, err);
+    *c = (struct call){.req = req, .svc = svc, .cwd_fd = -1, .looking = true};
+    int rc = decode(c, err);
     if (rc == 0 && svc->runs >= RUNS_MAX)
         rc = abx_fail(err, E_RESOURCE, 0, "Too many code runs at once (%d)", RUNS_MAX);
-    if (rc == 0 && c->context_id) {
-        struct contexts *contexts = contexts_of(svc, err);
-        rc = contexts ? context_run(contexts, c->context_id, body_truthy(req_body(req), "reset"), &c->o,
-                                    ran_in_context, c, err)
-                      : -1;
-    } else if (rc == 0) {
-        rc = code_run_start(req_app(req)->spawner, req_loop(req), &c->o, ran, c, &c->run, err);
-    }
+    if (rc == 0 && loop_work(req_loop(req), WORK_SHORT, look_up_run, looked_up, c) < 0)
+        rc = abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
     if (rc < 0) {
         call_free(c);
         return -1;

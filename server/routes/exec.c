@@ -1,8 +1,8 @@
 #include "routes/exec.h"
 
-/* The checks run in the order of docs/processes.md: shapes, program, environment, command
- * patterns, cwd, secret names. cwd is opened first all the same, because relative programs hang on it;
- * its verdict is kept back until its turn. */
+/* The checks speak in the order of docs/processes.md: shapes, program, environment, command patterns, cwd, secret
+ * names, our own fields. What needs no file is looked at on the loop, the rest on the worker; verdicts that come too early
+ * are kept back until their turn. So is cwd's, which is opened first because relative programs hang on it. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +16,7 @@
 #include "http/req.h"
 #include "policy/guards.h"
 #include "process/user.h"
+#include "routes/app.h"
 
 static int no_memory(struct abx_error *err)
 {
@@ -75,17 +76,9 @@ const char *exec_search_path(const struct exec_ctx *ctx, const json_t *vars)
     return path ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 }
 
-int exec_start_failed(struct abx_error *err, int sys, const char *name)
-{
-    if (sys == EMFILE || sys == ENFILE || sys == EAGAIN)
-        return abx_fail(err, E_OVERLOADED, sys, "No room for another process");
-    return abx_fail_os(err, sys, name);
-}
-
 /* --- our own fields ---------------------------------------------------------------------------- */
 
-static int decode_input(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o,
-                        struct abx_error *err)
+static int decode_input(const json_t *body, struct exec_order *o, struct abx_error *err)
 {
     const json_t *base64 = json_object_get(body, "input_base64"), *text = json_object_get(body, "input");
     if (base64 && !json_is_null(base64)) {
@@ -95,7 +88,7 @@ static int decode_input(const struct exec_ctx *ctx, const json_t *body, struct e
             buf_done(&bytes);
             return abx_fail(err, E_VALUE, 0, "'input_base64' is not base64");
         }
-        o->input = bytes.len ? arena_strndup(ctx->arena, bytes.data, bytes.len) : "";
+        o->input = bytes.len ? arena_strndup(&o->arena, bytes.data, bytes.len) : "";
         o->input_len = bytes.len;
         bool lost = bytes.failed || !o->input;
         buf_done(&bytes);
@@ -157,8 +150,7 @@ static int set_home(const struct user *u, const json_t *vars, json_t **ret, stru
 
 /* "user": a name or a number; only a server that runs as root can change it.
  * ret_vars: what the environment gets on top; a new reference. */
-static int decode_user(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o,
-                       json_t **ret_vars, struct abx_error *err)
+static int decode_user(const json_t *body, struct exec_order *o, json_t **ret_vars, struct abx_error *err)
 {
     const json_t *value = json_object_get(body, "user");
     if (!value || json_is_null(value))
@@ -182,7 +174,7 @@ static int decode_user(const struct exec_ctx *ctx, const json_t *body, struct ex
     o->uid = u.uid;
     o->gid = u.gid;
     o->n_groups = u.n_groups;
-    o->groups = arena_alloc(ctx->arena, (u.n_groups + 1) * sizeof(gid_t));
+    o->groups = arena_alloc(&o->arena, (u.n_groups + 1) * sizeof(gid_t));
     if (!o->groups)
         return no_memory(err);
     memcpy(o->groups, u.groups, u.n_groups * sizeof(gid_t));
@@ -191,15 +183,14 @@ static int decode_user(const struct exec_ctx *ctx, const json_t *body, struct ex
 
 /* --- the whole --------------------------------------------------------------------------------- */
 
-static int decode_command(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o,
-                          struct abx_error *err)
+static int decode_command(const json_t *body, struct exec_order *o, struct abx_error *err)
 {
     if (body_truthy(body, "shell")) {
         if (memchr(o->command, 0, o->command_len))
             return abx_fail(err, E_COMMAND_INVALID, 0, "The command holds a NUL");
-        o->argv = arena_alloc(ctx->arena, 4 * sizeof(*o->argv));
-        char *text = arena_strndup(ctx->arena, o->command, o->command_len);
-        char *sh = arena_strdup(ctx->arena, "/bin/sh"), *c = arena_strdup(ctx->arena, "-c");
+        o->argv = arena_alloc(&o->arena, 4 * sizeof(*o->argv));
+        char *text = arena_strndup(&o->arena, o->command, o->command_len);
+        char *sh = arena_strdup(&o->arena, "/bin/sh"), *c = arena_strdup(&o->arena, "-c");
         if (!o->argv || !text || !sh || !c)
             return no_memory(err);
         o->argv[0] = sh;
@@ -209,81 +200,142 @@ static int decode_command(const struct exec_ctx *ctx, const json_t *body, struct
         o->argc = 3;
         return 0;
     }
-    if (command_split(o->command, o->command_len, ctx->arena, &o->argv, &o->argc, err) < 0)
+    if (command_split(o->command, o->command_len, &o->arena, &o->argv, &o->argc, err) < 0)
         return err->kind == E_VALUE ? abx_prefix(err, "Invalid command: ") : -1;
     if (o->argc == 0)
         return abx_fail(err, E_VALUE, 0, "Invalid command: it has no words");
     return 0;
 }
 
-static int judge(const struct exec_ctx *ctx, const json_t *body, struct exec_order *o, struct abx_error *err)
+static int late(const struct env_map *env, struct exec_order *o, json_t **ret_vars, struct abx_error *err)
 {
-    const json_t *vars = json_object_get(body, "env");
-    const char *cwd = NULL;
-    size_t cwd_len = 0;
+    if (env_guard_secrets(vars_of(json_object_get(o->body, "env")), env, err) < 0 ||
+        decode_input(o->body, o, err) < 0 || decode_limits(o->body, o, err) < 0)
+        return -1;
+    return decode_user(o->body, o, ret_vars, err);
+}
 
+static int decode(struct exec_order *o, struct abx_error *err)
+{
+    const json_t *body = o->body, *vars = json_object_get(body, "env");
     if (body_str(body, "command", &o->command, &o->command_len, err) < 0 ||
-        body_opt_str(body, "cwd", &cwd, &cwd_len, err) < 0 || env_shape(vars, err) < 0 ||
-        decode_command(ctx, body, o, err) < 0)
+        body_opt_str(body, "cwd", &o->cwd, &o->cwd_len, err) < 0 || env_shape(vars, err) < 0 ||
+        decode_command(body, o, err) < 0)
         return -1;
-
-    struct abx_error cwd_error = {0};
-    int cwd_result = guard_open_cwd(ctx->rule->guard, cwd, cwd_len, ctx->arena, &o->cwd, &o->cwd_fd, &cwd_error);
-    const char *where = cwd_result == 0 ? o->cwd : guard_base_dir(ctx->rule->guard);
-
-    if (program_resolve(o->argv[0], exec_search_path(ctx, vars), where, ctx->arena, &o->program, err) < 0 ||
-        env_guard_check(vars_of(vars), err) < 0 || env_guard_commands(vars_of(vars), ctx->rule, err) < 0 ||
-        command_check(ctx->rule, o->argv, o->argc, o->program, where, ctx->arena, err) < 0)
-        return -1;
-    if (cwd_result < 0) {
-        *err = cwd_error;
-        return -1;
-    }
-    if (!o->program)
-        o->program = o->argv[0];
-    if (env_guard_secrets(vars_of(vars), ctx->env, err) < 0 || decode_input(ctx, body, o, err) < 0 ||
-        decode_limits(body, o, err) < 0)
-        return -1;
+    vars = vars_of(vars);
+    const struct exec_ctx ctx = {.rule = o->rule, .env = req_app(o->req)->env, .arena = &o->arena};
+    o->search = arena_strdup(&o->arena, exec_search_path(&ctx, vars));
+    if (!o->search)
+        return no_memory(err);
+    o->env_wrong = env_guard_check(vars, &o->env_error) < 0 || env_guard_commands(vars, o->rule, &o->env_error) < 0;
+    if (o->env_wrong)
+        return 0;
     autojson json_t *with_home = NULL;
-    if (decode_user(ctx, body, o, &with_home, err) < 0)
-        return -1;
-
+    o->late_wrong = late(ctx.env, o, &with_home, &o->late_error) < 0;
+    if (o->late_wrong)
+        return 0;
     o->merge_stderr = body_truthy(body, "merge_stderr");
-    o->timeout = exec_timeout(ctx->rule, body, EXEC_TIMEOUT_DEFAULT);
-    o->max_output = rule_limit(ctx->rule, LIMIT_max_output_bytes, -1);
-    o->envp = env_block(ctx->env, with_home ? with_home : vars_of(vars));
+    o->timeout = exec_timeout(o->rule, body, EXEC_TIMEOUT_DEFAULT);
+    o->max_output = rule_limit(o->rule, LIMIT_max_output_bytes, -1);
+    o->envp = env_block(ctx.env, with_home ? with_home : vars);
     return o->envp ? 0 : no_memory(err);
 }
 
-int exec_decode(const struct exec_ctx *ctx, const json_t *body, struct exec_order *ret, struct abx_error *err)
+struct exec_order *exec_decode(struct req *req, const struct rule *rule, const json_t *body, struct abx_error *err)
 {
-    struct exec_order o = {.cwd_fd = -1, .uid = -1, .gid = -1};
-    if (judge(ctx, body, &o, err) < 0) {
-        exec_done(&o);
-        return -1;
+    struct exec_order *o = calloc(1, sizeof(*o));
+    if (!o) {
+        (void)no_memory(err);
+        return NULL;
     }
-    *ret = o;
+    *o = (struct exec_order){.req = req_ref(req),
+                             .rule = rule,
+                             .body = json_incref((json_t *)body),
+                             .cwd_fd = -1,
+                             .uid = -1,
+                             .gid = -1};
+    arena_init(&o->arena);
+    if (decode(o, err) < 0) {
+        exec_free(o);
+        return NULL;
+    }
+    return o;
+}
+
+void exec_free(struct exec_order *o)
+{
+    if (!o)
+        return;
+    if (o->cwd_fd >= 0)
+        close(o->cwd_fd);
+    free(o->envp);
+    arena_done(&o->arena);
+    json_decref((json_t *)o->body);
+    req_unref(o->req);
+    free(o);
+}
+
+static int refuse(struct exec_order *o, const struct abx_error *why)
+{
+    if (why)
+        o->refused = *why;
+    return SPAWN_REFUSED;
+}
+
+/* On a worker. */
+static int look_up(void *order, struct spawn_opts *opts)
+{
+    struct exec_order *o = order;
+    const struct guard *guard = o->rule->guard;
+    struct abx_error cwd_error;
+    const char *where = guard_base_dir(guard);
+    bool cwd_wrong = guard_open_cwd(guard, o->cwd, o->cwd_len, &o->arena, &where, &o->cwd_fd, &cwd_error) < 0;
+
+    if (program_resolve(o->argv[0], o->search, where, &o->arena, &o->program, &o->refused) < 0)
+        return refuse(o, NULL);
+    if (o->env_wrong)
+        return refuse(o, &o->env_error);
+    if (command_check(o->rule, o->argv, o->argc, o->program, where, &o->arena, &o->refused) < 0)
+        return refuse(o, NULL);
+    if (cwd_wrong)
+        return refuse(o, &cwd_error);
+    if (o->late_wrong)
+        return refuse(o, &o->late_error);
+    req_note_path(o->req, where);
+    opts->file = o->program ? o->program : o->argv[0];
+    opts->cwd_fd = o->cwd_fd;
     return 0;
 }
 
-void exec_done(struct exec_order *o)
+static void unused(void *order)
 {
-    if (o->cwd_fd >= 0)
-        close(take_fd(&o->cwd_fd));
-    free(take_ptr(o->envp));
+    exec_free(order);
 }
 
-void exec_fill(const struct exec_order *o, struct proc_opts *ret)
+int exec_failed(const struct exec_order *o, int sys, struct abx_error *err)
 {
-    *ret = (struct proc_opts){.spawn = {.file = o->program,
-                                        .argv = o->argv,
+    if (sys == SPAWN_REFUSED) {
+        *err = o->refused;
+        return -1;
+    }
+    if (sys == EMFILE || sys == ENFILE || sys == EAGAIN)
+        return abx_fail(err, E_OVERLOADED, sys, "No room for another process");
+    return abx_fail_os(err, sys, o->argv[0]);
+}
+
+void exec_fill(struct exec_order *o, struct proc_opts *ret)
+{
+    *ret = (struct proc_opts){.spawn = {.argv = o->argv,
                                         .envp = o->envp,
-                                        .cwd_fd = o->cwd_fd,
+                                        .cwd_fd = -1,
                                         .limits = o->limits,
                                         .uid = o->uid,
                                         .gid = o->gid,
                                         .groups = o->groups,
-                                        .n_groups = o->n_groups},
+                                        .n_groups = o->n_groups,
+                                        .prepare = look_up,
+                                        .unused = unused,
+                                        .order = o},
                               .stdin_mode = o->has_input ? PROC_STDIN_INPUT : PROC_STDIN_NULL,
                               .input = o->input,
                               .input_len = o->input_len,

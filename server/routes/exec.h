@@ -1,7 +1,7 @@
 #pragma once
 /* The exec request, decoded and judged in one place for everything that starts a program for a caller:
  * /shell, /shell/stream, /process/start, code runs, terminals, a command host's runshell.
- * Loop thread. */
+ * Loop thread unless it says otherwise. */
 
 #include "base/arena.h"
 #include "base/env.h"
@@ -17,14 +17,12 @@ struct exec_ctx {
     struct arena *arena; /* everything in the order lies here, but for envp and cwd_fd */
 };
 
+/* Made on the loop, completed on the worker that starts the program, for paths may have to wait for a disk. */
 struct exec_order {
     const char *command; /* as sent */
     size_t command_len;
     char **argv;
     size_t argc;
-    const char *program; /* file to run; a bare name when nothing was found: exec will say so */
-    const char *cwd;     /* canonical */
-    int cwd_fd;          /* owned */
     char **envp;         /* owned, one block */
     double timeout;      /* seconds, > 0, finite, cut by limits.timeout_seconds */
     int64_t max_output;  /* limits.max_output_bytes, or -1 */
@@ -36,17 +34,34 @@ struct exec_order {
     int64_t uid, gid; /* -1: ours */
     gid_t *groups;
     size_t n_groups;
+    /* The worker's. */
+    const char *program; /* file to run; a bare name when nothing was found: exec will say so */
+    int cwd_fd;          /* owned */
+    struct abx_error refused;
+    /* Ours. */
+    struct req *req;
+    const struct rule *rule;
+    const json_t *body;
+    const char *cwd, *search;
+    size_t cwd_len;
+    struct arena arena; /* everything lies here, but for envp and what is in the body */
+    struct abx_error env_error, late_error;
+    bool env_wrong, late_wrong;
 };
 
 /* body: {"command", "cwd"?, "env"?, "timeout"?} and our own "timeout_ms", "shell", "input", "input_base64",
- * "merge_stderr", "user", "limits": {"memory_bytes", "cpu_seconds", "open_files"}.
- * Errors: as docs/processes.md says, in its order. On failure the order owns nothing. */
-int exec_decode(const struct exec_ctx *ctx, const json_t *body, struct exec_order *ret,
-                struct abx_error *err);
-void exec_done(struct exec_order *o); /* twice is fine */
+ * "merge_stderr", "user", "limits": {"memory_bytes", "cpu_seconds", "open_files"}. rule: whose commands, paths and
+ * limits hold. NULL: what the shapes alone tell is wrong; the rest comes with `started` (exec_failed). */
+struct exec_order *exec_decode(struct req *req, const struct rule *rule, const json_t *body, struct abx_error *err);
+void exec_free(struct exec_order *o);
 
-/* Fills everything but stdin_mode, no_output and timeout_ms; what o holds is borrowed until `started`. */
-void exec_fill(const struct exec_order *o, struct proc_opts *ret);
+/* Fills everything but stdin_mode, no_output and timeout_ms. Once the program's start is under way the order belongs
+ * to that, and is freed after `started`; until then, and when it could not be begun, to the caller. */
+void exec_fill(struct exec_order *o, struct proc_opts *ret);
+
+/* Why `started` came with this sys: the order was refused, by docs/processes.md's rules in its order, or
+ * "[Errno N] ...: 'name'". Returns -1. */
+int exec_failed(const struct exec_order *o, int sys, struct abx_error *err);
 
 /* Parts, for those whose body looks different. */
 
@@ -59,6 +74,3 @@ int exec_env(const struct exec_ctx *ctx, const json_t *vars, char ***ret, struct
 
 /* PATH of a caller's map, else of the base environment, else the usual one. */
 const char *exec_search_path(const struct exec_ctx *ctx, const json_t *vars);
-
-/* Error of a program that could not be started: "[Errno N] ...: 'name'", 500, type by errno. Returns -1. */
-int exec_start_failed(struct abx_error *err, int sys, const char *name);

@@ -41,15 +41,6 @@ void process_service_stop(struct app *app)
     free(take_ptr(app->process));
 }
 
-int process_decode(struct req *req, struct exec_order *ret, struct abx_error *err)
-{
-    struct exec_ctx ctx = {.rule = req_rule(req), .env = req_app(req)->env, .arena = req_arena(req)};
-    if (exec_decode(&ctx, req_body(req), ret, err) < 0)
-        return -1;
-    req_note_path(req, ret->cwd);
-    return 0;
-}
-
 int process_admit(const struct req *req, size_t running, int64_t most, struct abx_error *err)
 {
     most = rule_limit(req_rule(req), LIMIT_max_processes, most);
@@ -134,7 +125,7 @@ static int answer_text(struct resp *resp, struct buf *text, struct abx_error *er
 
 struct start_call {
     struct req *req;
-    struct exec_order order;
+    const struct exec_order *order; /* until `started` */
 };
 
 static void start_done(void *data, struct entry *e, int sys)
@@ -143,11 +134,11 @@ static void start_done(void *data, struct entry *e, int sys)
     struct abx_error err;
     int rc;
     if (sys != 0) {
-        rc = exec_start_failed(&err, sys, c->order.argv[0]);
+        rc = exec_failed(c->order, sys, &err);
     } else {
         struct buf text = BUF_INIT;
         buf_addf(&text, "{\"pid\": %d, \"command\": ", (int)entry_pid(e));
-        json_write_string(&text, c->order.command, c->order.command_len);
+        json_write_string(&text, c->order->command, c->order->command_len);
         buf_addc(&text, '}');
         rc = answer_text(req_resp(c->req), &text, &err);
     }
@@ -155,7 +146,6 @@ static void start_done(void *data, struct entry *e, int sys)
         req_fail(c->req, &err);
     else
         req_finish(c->req);
-    exec_done(&c->order);
     free(c);
 }
 
@@ -174,18 +164,19 @@ int route_process_start(struct req *req, struct resp *resp, struct abx_error *er
     struct start_call *c = calloc(1, sizeof(*c));
     if (!c)
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
-    if (process_decode(req, &c->order, err) < 0) {
+    struct exec_order *order = exec_decode(req, rule, body, err);
+    if (!order) {
         free(c);
         return -1;
     }
-    c->req = req;
-    struct entry_opts o = {.command = c->order.command,
-                           .command_len = c->order.command_len,
+    *c = (struct start_call){.req = req, .order = order};
+    struct entry_opts o = {.command = order->command,
+                           .command_len = order->command_len,
                            .running_max = running_max,
                            .capture = body_truthy(body, "capture_output"),
                            .has_stdin = body_truthy(body, "stdin"),
                            .ring_chars = rule_limit(rule, LIMIT_max_output_bytes, TABLE_RING_CHARS)};
-    exec_fill(&c->order, &o.proc);
+    exec_fill(order, &o.proc);
     o.proc.no_output = !o.capture;
     if (o.has_stdin)
         o.proc.stdin_mode = PROC_STDIN_OPEN;
@@ -194,7 +185,7 @@ int route_process_start(struct req *req, struct resp *resp, struct abx_error *er
     if (most > 0)
         o.proc.timeout_ms = (uint64_t)(most * 1000.0 + 0.5);
     if (proc_table_start(app->process->table, &o, start_done, c, err) < 0) {
-        exec_done(&c->order);
+        exec_free(order);
         free(c);
         return -1;
     }

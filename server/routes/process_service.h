@@ -10,9 +10,6 @@ struct process_service {
     size_t shells, streams; /* running now, for limits.max_processes */
 };
 
-/* Decodes the request's order. */
-int process_decode(struct req *req, struct exec_order *ret, struct abx_error *err);
-
 /* limits.max_processes of the endpoint where configured. Errors: E_RESOURCE. */
 int process_admit(const struct req *req, size_t running, int64_t most, struct abx_error *err);
 

@@ -40,7 +40,9 @@ struct sink {
 struct shell_call {
     struct req *req;
     struct process_service *svc;
-    struct exec_order order;
+    const struct exec_order *order; /* until `started` */
+    double timeout;
+    int64_t max_output;
     struct proc *proc;
     struct sink out[2];
     struct buf text; /* scratch */
@@ -68,7 +70,6 @@ static void shell_free(struct shell_call *c)
     buf_done(&c->head);
     buf_done(&c->tail);
     free(c->piece);
-    exec_done(&c->order);
     free(c);
 }
 
@@ -103,7 +104,7 @@ static void add_escaped(struct buf *json, const struct buf *text)
 
 static void sink_add(struct shell_call *c, struct sink *s, const char *data, size_t len)
 {
-    int64_t most = c->order.max_output;
+    int64_t most = c->max_output;
     if (s->cut)
         return;
     if (most >= 0 && s->bytes + (int64_t)len > most) {
@@ -197,7 +198,7 @@ static void write_head(struct shell_call *c)
 {
     if (c->timed_out) {
         char seconds[NUM_DOUBLE_MAX];
-        size_t n = num_double(c->order.timeout, seconds);
+        size_t n = num_double(c->timeout, seconds);
         buf_addf(&c->head, "{\"error\": \"Command timed out after %.*ss\", \"type\": \"TimeoutError\", ", (int)n,
                  seconds);
     } else {
@@ -411,12 +412,11 @@ static void shell_answer(struct shell_call *c)
 static void shell_started(void *owner, struct proc *p, int sys)
 {
     struct shell_call *c = owner;
-    exec_done(&c->order);
     if (sys == 0)
         return;
     c->svc->shells--;
     struct abx_error err;
-    (void)exec_start_failed(&err, sys, c->order.argv[0]);
+    (void)exec_failed(c->order, sys, &err);
     req_on_gone(c->req, NULL, NULL);
     req_fail(c->req, &err);
     shell_free(c);
@@ -472,24 +472,27 @@ static void shell_gone(void *data)
 int route_shell(struct req *req, struct resp *resp, struct abx_error *err)
 {
     struct app *app = req_app(req);
-    struct exec_order order;
-    if (process_decode(req, &order, err) < 0)
+    struct exec_order *order = exec_decode(req, req_rule(req), req_body(req), err);
+    if (!order)
         return -1;
     struct shell_call *c = calloc(1, sizeof(*c));
     if (!c) {
-        exec_done(&order);
+        exec_free(order);
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
     }
     *c = (struct shell_call){.req = req,
                              .svc = app->process,
                              .order = order,
+                             .timeout = order->timeout,
+                             .max_output = order->max_output,
                              .out = {{.fd = -1}, {.fd = -1}},
                              .spill_dirs = {"/tmp", "/var/tmp", app->state_dir}};
     struct proc_opts opts;
-    exec_fill(&order, &opts);
-    opts.timeout_ms = (uint64_t)(order.timeout * 1000.0 + 0.5);
+    exec_fill(order, &opts);
+    opts.timeout_ms = (uint64_t)(order->timeout * 1000.0 + 0.5);
     if (process_admit(req, app->process->shells, -1, err) < 0 ||
         proc_start(app->spawner, app->loop, &opts, &shell_ops, c, &c->proc, err) < 0) {
+        exec_free(order);
         shell_free(c);
         return -1;
     }
@@ -509,7 +512,8 @@ struct line {
 struct stream_call {
     struct req *req;
     struct process_service *svc;
-    struct exec_order order;
+    const struct exec_order *order; /* until `started` */
+    int64_t max_output;
     struct proc *proc;
     struct stream *stream;
     struct line line[2];
@@ -523,7 +527,6 @@ static void stream_free(struct stream_call *c)
     for (int i = 0; i < 2; i++)
         buf_done(&c->line[i].text);
     buf_done(&c->sse);
-    exec_done(&c->order);
     free(c);
 }
 
@@ -538,10 +541,10 @@ static int64_t count_characters(const char *s, size_t len)
 /* False when the limit is passed: the line is not sent. */
 static bool count_line(struct stream_call *c, const char *s, size_t len, int ends)
 {
-    if (c->order.max_output < 0)
+    if (c->max_output < 0)
         return true;
     c->counted += count_characters(s, len) + ends;
-    return c->counted <= c->order.max_output;
+    return c->counted <= c->max_output;
 }
 
 static void add_line(struct stream_call *c, int which, const char *s, size_t len, bool partial)
@@ -602,8 +605,8 @@ static void take_lines(struct stream_call *c, int which)
     }
     buf_consume(&l->text, from);
     l->searched -= from;
-    if (c->order.max_output >= 0 &&
-        c->counted + count_characters(l->text.data, l->text.len) > c->order.max_output)
+    if (c->max_output >= 0 &&
+        c->counted + count_characters(l->text.data, l->text.len) > c->max_output)
         output_limit(c);
 }
 
@@ -673,8 +676,15 @@ static void start_gone(void *data)
 static void stream_started(void *owner, struct proc *p, int sys)
 {
     struct stream_call *c = owner;
-    exec_done(&c->order);
+    struct abx_error err;
     req_on_gone(c->req, NULL, NULL);
+    if (sys == SPAWN_REFUSED) {
+        (void)exec_failed(c->order, sys, &err);
+        c->svc->streams--;
+        req_fail(c->req, &err);
+        stream_free(c);
+        return;
+    }
     c->stream = stream_open_sse(c->req, &stream_ops, c);
     if (!c->stream) { /* no memory: the request has been answered */
         if (p)
@@ -685,8 +695,7 @@ static void stream_started(void *owner, struct proc *p, int sys)
     }
     if (sys == 0)
         return;
-    struct abx_error err;
-    (void)exec_start_failed(&err, sys, c->order.argv[0]);
+    (void)exec_failed(c->order, sys, &err);
     send_error(c, err.message);
     stream_end(c->stream);
     c->svc->streams--;
@@ -726,20 +735,21 @@ static const struct proc_ops stream_proc_ops = {.started = stream_started,
 int route_shell_stream(struct req *req, struct resp *resp, struct abx_error *err)
 {
     struct app *app = req_app(req);
-    struct exec_order order;
-    if (process_decode(req, &order, err) < 0)
+    struct exec_order *order = exec_decode(req, req_rule(req), req_body(req), err);
+    if (!order)
         return -1;
     struct stream_call *c = calloc(1, sizeof(*c));
     if (!c) {
-        exec_done(&order);
+        exec_free(order);
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
     }
-    *c = (struct stream_call){.req = req, .svc = app->process, .order = order};
+    *c = (struct stream_call){.req = req, .svc = app->process, .order = order, .max_output = order->max_output};
     struct proc_opts opts;
-    exec_fill(&order, &opts);
-    opts.timeout_ms = (uint64_t)(order.timeout * 1000.0 + 0.5);
+    exec_fill(order, &opts);
+    opts.timeout_ms = (uint64_t)(order->timeout * 1000.0 + 0.5);
     if (process_admit(req, app->process->streams, -1, err) < 0 ||
         proc_start(app->spawner, app->loop, &opts, &stream_proc_ops, c, &c->proc, err) < 0) {
+        exec_free(order);
         stream_free(c);
         return -1;
     }

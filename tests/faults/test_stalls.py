@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import pathlib
+import select
 import signal
 import time
 
@@ -17,6 +18,76 @@ from test_process import BINARY, SANITIZED, Server
 STALLS = pathlib.Path(os.environ.get("ABX_BUILD", pathlib.Path(BINARY).parents[1])) / "tests" / "stalls.so"
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer's runtime must be loaded first")
+
+
+ASK = [
+    ("POST", "/shell", {"command": "true", "cwd": "{dir}"}),
+    ("POST", "/shell", {"command": "{dir}/program"}),
+    ("POST", "/shell", {"command": "program", "env": {"PATH": "{dir}"}}),
+    ("POST", "/shell/stream", {"command": "true", "cwd": "{dir}"}),
+    ("POST", "/process/start", {"command": "true", "cwd": "{dir}"}),
+    ("POST", "/code/run", {"code": "1", "cwd": "{dir}"}),
+    ("POST", "/code/run", {"code": "1", "env": {"PATH": "{dir}"}}),
+    ("POST", "/commands/runshell", {"cmd": "{dir}/program"}),
+    ("POST", "/commands/upload", {"path": "{dir}/x", "content": ""}),
+    ("POST", "/commands/download", {"path": "{dir}/x"}),
+    ("POST", "/pty/sessions", {"shell": "{dir}/sh"}),
+    ("GET", "/files/list?path={dir}", None),
+    ("GET", "/files/stat?path={dir}/x", None),
+    ("POST", "/files/mkdir", {"path": "{dir}/x"}),
+    ("DELETE", "/files?path={dir}/x", None),
+    ("POST", "/files/move", {"source": "{dir}/x", "destination": "{dir}/y"}),
+    ("POST", "/files/search", {"path": "{dir}", "pattern": "x"}),
+    ("POST", "/files/upload-stream?path={dir}/x", "x"),
+    ("GET", "/files/download-stream?path={dir}/x", None),
+    ("POST", "/files/archive", {"paths": ["{dir}"]}),
+    ("GET", "/files/watch?path={dir}", None),
+    ("POST", "/files/extract?path={dir}", "x"),
+    ("POST", "/upload", {"path": "{dir}/x", "content": ""}),
+    ("GET", "/download?path={dir}/x", None),
+    ("GET", "/git/status?path={dir}", None),
+    ("GET", "/git/diff?path={dir}", None),
+    ("POST", "/v1/agents/sessions", {"environment": {"workspace_directory": "{dir}"}}),
+]
+
+
+def fill(value, directory):
+    if isinstance(value, str):
+        return value.replace("{dir}", directory)
+    if isinstance(value, list):
+        return [fill(v, directory) for v in value]
+    return {k: fill(v, directory) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def test_a_file_system_that_hangs_stalls_only_those_who_ask_for_it(tmp_path):
+    directory = str(tmp_path / "net.stalled")
+    os.mkdir(directory)
+    server = Server(tmp_path, env={"LD_PRELOAD": str(STALLS), "UV_THREADPOOL_SIZE": "64", "HOME": str(tmp_path),
+                                   "ABX_SERVER_ENABLED_GROUPS": "agents,dev_tools", "ABX_STATE_DIR": str(tmp_path / "s")})
+    asked, stalled = [], []
+    try:
+        for method, path, body in ASK:
+            c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+            body = fill(body, directory)
+            raw = {"Content-Type": "application/octet-stream"} if body == "x" else {}
+            c.request(method, fill(path, directory), json.dumps(body) if isinstance(body, dict) else body, raw)
+            asked.append(c)
+            start = time.monotonic()
+            try:
+                assert server.get("/health", timeout=5)[0] == 200
+            except TimeoutError:
+                stalled.append(f"{method} {path} {body}")
+                break
+            assert time.monotonic() - start < 5
+        assert not stalled
+        # The others wait: the question was one. A shell has looked in runshell's case, and /pty has a list of its own.
+        answered = [(m, p, b) for (m, p, b), c in zip(ASK, asked) if select.select([c.sock], [], [], 0)[0]]
+        assert all(p in ("/commands/runshell", "/pty/sessions") for _, p, _ in answered), answered
+    finally:
+        for c in asked:
+            c.close()
+        server.process.kill()
+        server.process.wait()
 
 
 def test_the_stop_does_not_wait_for_a_disk_that_stalls(tmp_path):

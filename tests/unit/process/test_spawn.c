@@ -280,6 +280,55 @@ START_TEST(without_clone3_a_child_is_as_clean)
 }
 END_TEST
 
+struct order {
+    struct run *run;
+    int result, cwd, unused;
+    char *argv[2];
+};
+
+static int look_up(void *data, struct spawn_opts *o)
+{
+    struct order *order = data;
+    o->file = "/bin/pwd";
+    o->argv = order->argv;
+    o->envp = environ;
+    o->cwd_fd = order->cwd;
+    return order->result;
+}
+
+static void order_unused(void *data)
+{
+    struct order *order = data;
+    ck_assert_int_eq(order->run->started, 1);
+    order->unused++;
+}
+
+START_TEST(an_order_is_completed_on_the_worker_and_lives_until_its_start)
+{
+    struct run r;
+    run_init(&r);
+    const int results[] = {0, SPAWN_REFUSED, EIO};
+    for (size_t i = 0; i < sizeof(results) / sizeof(*results); i++) {
+        struct order order = {.run = &r, .result = results[i], .argv = {"pwd", NULL}};
+        order.cwd = open("/usr", O_PATH | O_CLOEXEC);
+        struct spawn_opts o = {
+            .cwd_fd = -1, .uid = -1, .gid = -1, .prepare = look_up, .unused = order_unused, .order = &order};
+        r.started = r.exited = 0;
+        start_opts(&r, &o);
+        ck_assert_int_eq(order.unused, 1);
+        ck_assert_int_eq(r.sys, results[i]);
+        ck_assert_str_eq(read_all(&r), results[i] ? "" : "/usr\n");
+        close(take_fd(&r.out[0]));
+        close(order.cwd);
+        if (results[i] == 0) {
+            ck_assert_int_eq(wait_exit(&r), 0);
+            child_free(take_ptr(r.child), false);
+        }
+    }
+    run_done(&r);
+}
+END_TEST
+
 START_TEST(nobody_else_holds_a_programs_ends)
 {
     struct run r;
@@ -483,5 +532,6 @@ TEST_MAIN("spawn", missing_program_reports_its_errno_and_leaves_no_child, file_t
           child_has_clean_signals_own_session_and_three_descriptors, extra_descriptors_and_limits_arrive,
           user_is_changed_when_privileged, terminate_ends_grandchildren_also_in_sessions_of_their_own,
           kill_follows_when_term_is_ignored, grace_can_be_shortened_once_it_runs, orphans_are_collected_and_exit_codes_are_not_stolen,
-          stop_ends_everything_with_grace, nobody_else_holds_a_programs_ends, ends_arrive_whatever_their_numbers,
+          stop_ends_everything_with_grace,
+          an_order_is_completed_on_the_worker_and_lives_until_its_start, nobody_else_holds_a_programs_ends, ends_arrive_whatever_their_numbers,
           without_close_range_a_child_is_as_clean, without_clone3_a_child_is_as_clean)
