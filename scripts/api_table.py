@@ -290,7 +290,7 @@ def op_section(row: dict, op: dict) -> list[str]:
         lines += ["", "Errors beside the common ones: " + ", ".join(own) + "."]
     settings = [f"`{x}`" for x in (*row["limits"], *row["params"], *(["paths"] if "EP_PATHS" in row["flags"] else []))]
     if row["rule_of"]:
-        lines += ["", f"Follows the policy's rule of `{row['rule_of']}`."]
+        lines += ["", f"A policy's rules for `{row['rule_of']}` hold here too; those for `{row['id']}` come on top."]
     elif settings:
         lines += ["", "Policy: " + ", ".join(settings) + "."]
     return lines

@@ -59,7 +59,7 @@ def endpoint_page() -> str:
         if "EP_PATHS" in row["flags"]:
             settings.append("`paths`")
         if row["rule_of"]:
-            settings = [f"the rule of `{row['rule_of']}`"]
+            settings.append(f"and what is said of `{row['rule_of']}`")
         method = "WebSocket" if row["method"] == "WS" else row["method"]
         cells = [f"`{row['id']}`", f"`{method} {row['path']}`", ", ".join(f"`{x}`" for x in row["scopes"]), ", ".join(settings)]
         groups.setdefault(row["group"], []).append("| " + " | ".join(cells) + " |")

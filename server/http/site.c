@@ -290,8 +290,7 @@ enum match site_match(struct site *s, enum method method, const char *path, stru
         return allowed ? MATCH_OTHER_METHOD : MATCH_NONE;
     r->route = s->routes[best];
     r->place = measure_slot(r->http, s, best);
-    const char *rule_of = r->route->ep.rule_of;
-    r->rule = rule_of ? policy_find(s->policy, rule_of) : policy_rule(s->policy, best);
+    r->rule = policy_rule(s->policy, best);
     r->n_params = 0;
     if (strchr(r->route->ep.path, '{') && !take_params(r, r->route->ep.path, path))
         return MATCH_NONE;

@@ -72,5 +72,5 @@ struct endpoint {
     uint32_t flags;            /* enum endpoint_flags */
     enum guard_op op;          /* what capabilities/check assumes when `op` is absent */
     bool custom;               /* a template's own route */
-    const char *rule_of;       /* id of the endpoint whose rule holds for this one too, instead of its own */
+    const char *rule_of;       /* id of the endpoint (of the same group) whose rules reach this one too; its own come on top */
 };

@@ -89,6 +89,12 @@ static void sort_unique(struct str_list *l)
 
 /* --- layers ------------------------------------------------------------------------------------------ */
 
+/* By this endpoint's own name. */
+static bool is_own(const struct layer *l, const struct endpoint *e)
+{
+    return l->kind == LAYER_EXACT && strcmp(l->selector, e->id) == 0;
+}
+
 bool layer_reaches(const struct layer *l, const struct endpoint *e)
 {
     switch (l->kind) {
@@ -97,9 +103,9 @@ bool layer_reaches(const struct layer *l, const struct endpoint *e)
     case LAYER_GROUP:
         return e->group == l->group;
     case LAYER_GLOB:
-        return guard_glob(l->selector, e->id);
+        return guard_glob(l->selector, e->id) || (e->rule_of && guard_glob(l->selector, e->rule_of));
     case LAYER_EXACT:
-        return strcmp(l->selector, e->id) == 0;
+        return is_own(l, e) || (e->rule_of && strcmp(l->selector, e->rule_of) == 0);
     }
     return false;
 }
@@ -549,9 +555,9 @@ static int merge_all(struct policy *p, struct abx_error *err)
         r->scopes.items = e->scopes ? (const char **)e->scopes : none;
         while (r->scopes.items[r->scopes.n])
             r->scopes.n++;
-        for (size_t j = 0; j < p->n_layers; j++) {
-            const struct layer *l = &p->layers[j];
-            if (!layer_reaches(l, e))
+        for (size_t j = 0; j < 2 * p->n_layers; j++) { /* what names it itself comes last */
+            const struct layer *l = &p->layers[j % p->n_layers];
+            if (!layer_reaches(l, e) || is_own(l, e) != (j >= p->n_layers))
                 continue;
             if (l->rule.enabled >= 0)
                 decide(&d, l);

@@ -83,7 +83,8 @@ static int grow(struct limits *l, uint64_t now_ms)
 static struct limit_slot *counter(struct limits *l, const struct rule *r, const struct identity *who,
                                   uint64_t now_ms)
 {
-    const char *endpoint = r->endpoint->id;
+    const struct endpoint *e = r->endpoint;
+    const char *endpoint = e->rule_of ? e->rule_of : e->id; /* one way around the other would double the rate */
     uint64_t h = hash_text(hash_text(14695981039346656037u + who->anonymous, who->id), endpoint);
 
     if (l->size) {

@@ -126,8 +126,7 @@ static void add_operation(struct document *d, size_t i, const struct rule *rule)
 
 static const struct rule *rule_of(const struct document *d, size_t i)
 {
-    const struct endpoint *e = &site_route(d->site, i)->ep;
-    return e->rule_of ? policy_find(d->policy, e->rule_of) : policy_rule(d->policy, i);
+    return policy_rule(d->policy, i);
 }
 
 static bool is_shown(const struct document *d, size_t i)

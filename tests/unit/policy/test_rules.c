@@ -119,6 +119,40 @@ START_TEST(kind_beats_rank)
 }
 END_TEST
 
+START_TEST(an_endpoint_that_belongs_to_another_has_its_rules_and_its_own)
+{
+    use("{\"endpoints\": {\"files_upload_stream\": {\"enabled\": false}}}", NULL);
+    off("files_extract", "policy:endpoints.files_upload_stream");
+    done();
+    use("{\"endpoints\": {\"files_extract\": {\"enabled\": false}}}", NULL);
+    off("files_extract", "policy:endpoints.files_extract");
+    on("files_upload_stream");
+    done();
+    use("{\"endpoints\": {\"files_up*\": {\"enabled\": false}}}", NULL);
+    off("files_extract", "policy:endpoints.files_up*");
+    done();
+    /* Either's no is one; else its own word is the last, wherever it stands. */
+    use("{\"endpoints\": {\"files_extract\": {\"enabled\": true, \"limits\": {\"max_bytes\": 5}},"
+        " \"files_upload_stream\": {\"limits\": {\"max_bytes\": 9}, \"params\": {\"deny_extensions\": [\".sh\"]}}}}",
+        NULL);
+    on("files_extract");
+    const struct rule *own = policy_find(policy, "files_extract");
+    ck_assert_int_eq(rule_limit(own, LIMIT_max_bytes, 0), 5);
+    ck_assert_int_eq(rule_limit(policy_find(policy, "files_upload_stream"), LIMIT_max_bytes, 0), 9);
+    ck_assert_str_eq(rule_list(own, PARAM_deny_extensions)->items[0], ".sh");
+    done();
+    use("{\"endpoints\": {\"files_extract\": {\"enabled\": true}, \"files_upload_stream\": {\"enabled\": false}}}", NULL);
+    off("files_extract", "policy:endpoints.files_upload_stream");
+    done();
+    use("{\"preset\": \"transfer-only\"}", NULL);
+    on("files_extract");
+    done();
+    use("{\"preset\": \"read-only\"}", NULL);
+    off("files_extract", "preset:read-only:endpoints.files_upload_stream");
+    done();
+}
+END_TEST
+
 START_TEST(code_turns_groups_on_and_off_below_the_policy)
 {
     int8_t code[GROUP_COUNT] = {[G_DEV_TOOLS] = 1, [G_PROCESS] = -1, [G_CORE] = -1};
@@ -518,6 +552,7 @@ START_TEST(suggestions_are_near_misses_only)
 END_TEST
 
 TEST_MAIN("policy_rules", opt_in_groups_are_off_until_asked_for, kind_beats_rank,
+          an_endpoint_that_belongs_to_another_has_its_rules_and_its_own,
           code_turns_groups_on_and_off_below_the_policy, the_last_word_wins_key_by_key,
           lists_that_deny_are_joined_and_those_that_allow_replaced, what_is_forbidden_stays_forbidden,
           equal_rules_share_a_guard, who_brings_no_right_token_is_refused,
