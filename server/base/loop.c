@@ -73,6 +73,7 @@ struct io_handle {
     uv_poll_t poll;
     struct io *io; /* NULL once done */
     int fd;
+    bool watched; /* perhaps in the epoll set; libuv stops a handle that met an error, but leaves it in there */
 };
 
 /* --- timers -------------------------------------------------------------------------------------- */
@@ -375,26 +376,32 @@ int io_init(struct io *io, struct loop *l, int fd, void (*fn)(void *data, int ev
             return rc;
         }
         h->poll.data = h;
+        h->fd = fd;
+        h->watched = false;
         if (fd < HANDLES_KEPT)
             l->handles[fd] = h;
-        h->fd = fd;
     }
     h->io = io;
     *io = (struct io){.loop = l, .handle = h, .fn = fn, .data = data};
     return 0;
 }
 
-/* libuv takes a descriptor out of the epoll set even if it isn't there. */
 static int unwatch(struct io_handle *h)
 {
-    return uv_is_active((uv_handle_t *)&h->poll) ? uv_poll_stop(&h->poll) : 0;
+    bool watched = h->watched;
+    h->watched = false;
+    return watched ? uv_poll_stop(&h->poll) : 0;
 }
 
 int io_want(struct io *io, int events)
 {
-    if (!io->handle)
+    struct io_handle *h = io->handle;
+    if (!h)
         return -1;
-    return events ? uv_poll_start(&io->handle->poll, events, io_ready) : unwatch(io->handle);
+    if (!events)
+        return unwatch(h);
+    h->watched = true;
+    return uv_poll_start(&h->poll, events, io_ready);
 }
 
 void io_done(struct io *io)

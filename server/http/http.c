@@ -283,7 +283,7 @@ static void stop_streams(struct http *h, bool all)
         struct conn *found = NULL;
         list_for_each(it, &h->conns) {
             struct conn *c = list_entry(it, struct conn, link);
-            if (c->stream && c->req && (all || !(c->req->route->ep.flags & EP_EXEC))) {
+            if (c->stream && c->req && (all || !(c->req->route->ep.flags & (EP_EXEC | EP_FOLLOWS)))) {
                 found = c;
                 break;
             }

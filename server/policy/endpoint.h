@@ -60,6 +60,7 @@ enum endpoint_flags {
     EP_WS_LATE = 1 << 13, /* a refused caller gets the handshake first, then a close code (req_ws_refusal) */
     EP_QUERY_TOKEN = 1 << 14, /* ?token= counts when there is no credential header */
     EP_HALF_CLOSE_OK = 1 << 15, /* a client that only closed its sending side has not left */
+    EP_FOLLOWS = 1 << 16, /* its stream follows a program, whose end is still told when the server stops */
 };
 
 struct endpoint {

@@ -15,6 +15,7 @@
 #define MAX_ARGS 256
 #define MAX_ARG_CHARS 4096
 #define MAX_ARG_BYTES (4 * MAX_ARG_CHARS)
+#define MAX_SCRIPT_BYTES (32 * 4096) /* the kernel's bound for one word, its NUL included */
 #define MAX_ELLIPSES 3
 
 static int no_memory(struct abx_error *err)
@@ -534,14 +535,14 @@ static const char *server_path(void)
     return path && *path ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 }
 
-int command_check(const struct rule *rule, char **argv, size_t argc, const char *program,
-                  const char *cwd, struct arena *arena, struct abx_error *err)
+static int check_command(const struct rule *rule, char **argv, size_t argc, size_t n_words, const char *program,
+                         const char *cwd, struct arena *arena, struct abx_error *err)
 {
     if (argc == 0 || !*argv[0])
         return abx_fail(err, E_COMMAND_INVALID, 0, "The command is empty");
     if (argc > MAX_ARGS)
         return too_many_args(err);
-    for (size_t i = 0; i < argc; i++)
+    for (size_t i = 0; i < n_words; i++)
         if (guard_text_chars(argv[i], strlen(argv[i])) > MAX_ARG_CHARS)
             return arg_too_long(err);
 
@@ -564,6 +565,22 @@ int command_check(const struct rule *rule, char **argv, size_t argc, const char 
     autofree char *real = program ? realpath(program, NULL) : NULL;
     q.real = real;
     return judge(&q, allow, deny, err);
+}
+
+int command_check(const struct rule *rule, char **argv, size_t argc, const char *program, const char *cwd,
+                  struct arena *arena, struct abx_error *err)
+{
+    return check_command(rule, argv, argc, argc, program, cwd, arena, err);
+}
+
+int command_check_script(const struct rule *rule, char **argv, size_t argc, const char *program, const char *cwd,
+                         struct arena *arena, struct abx_error *err)
+{
+    size_t n = argc - 1;
+    if (strlen(argv[n]) >= MAX_SCRIPT_BYTES)
+        return abx_fail(err, E_COMMAND_INVALID, 0, "The script has over %d bytes; a shell also reads one from 'input'",
+                        MAX_SCRIPT_BYTES - 1);
+    return check_command(rule, argv, argc, n, program, cwd, arena, err);
 }
 
 bool command_is_limited(const struct rule *rule)

@@ -27,6 +27,9 @@ int command_patterns_check(const struct str_list *patterns, struct abx_error *er
  * Errors: E_COMMAND_INVALID, E_COMMAND_NOT_ALLOWED, path errors with prefix "argv: ". */
 int command_check(const struct rule *rule, char **argv, size_t argc, const char *program, const char *cwd,
                   struct arena *arena, struct abx_error *err);
+/* The same for a shell's words, whose last is a script and no word: up to 131,071 bytes. */
+int command_check_script(const struct rule *rule, char **argv, size_t argc, const char *program, const char *cwd,
+                         struct arena *arena, struct abx_error *err);
 
 /* Does the rule limit commands at all (allow_commands or deny_commands)? */
 bool command_is_limited(const struct rule *rule);

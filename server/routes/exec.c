@@ -111,7 +111,7 @@ static int decode_limit(const json_t *limits, const char *name, uint64_t *ret, s
     int64_t n = 0;
     if (!value || json_is_null(value))
         return 0;
-    if (json_coerce_int(value, &n) < 0 || n <= 0)
+    if (!json_is_integer(value) || (n = json_integer_value(value)) <= 0)
         return abx_fail(err, E_VALUE, 0, "'limits.%s' must be a positive integer", name);
     *ret = (uint64_t)n;
     return 0;
@@ -124,20 +124,32 @@ static int decode_limits(const json_t *body, struct exec_order *o, struct abx_er
         return 0;
     if (!json_is_object(limits))
         return abx_fail(err, E_VALUE, 0, "'limits' must be an object");
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)limits, name, value) /* one that is misspelt would limit nothing */
+    {
+        if (strcmp(name, "memory_bytes") != 0 && strcmp(name, "cpu_seconds") != 0 && strcmp(name, "open_files") != 0)
+            return abx_fail(err, E_VALUE, 0, "Unknown 'limits.%.64s'; there are memory_bytes, cpu_seconds, open_files",
+                            name);
+    }
     if (decode_limit(limits, "memory_bytes", &o->limits.memory_bytes, err) < 0 ||
         decode_limit(limits, "cpu_seconds", &o->limits.cpu_seconds, err) < 0)
         return -1;
     return decode_limit(limits, "open_files", &o->limits.open_files, err);
 }
 
-/* HOME, USER and LOGNAME of another user, where the caller names none. */
+/* HOME, USER and LOGNAME of another user, where the caller names none. A number without an entry lives in "/", as in a
+ * container runtime. */
 static int set_home(const struct user *u, const json_t *vars, json_t **ret, struct abx_error *err)
 {
+    char number[16];
+    snprintf(number, sizeof(number), "%u", (unsigned)u->uid);
+    const char *home = u->home[0] ? u->home : "/", *name = u->name[0] ? u->name : number;
     json_t *all = vars ? json_copy((json_t *)vars) : json_object();
-    const char *const set[][2] = {{"HOME", u->home}, {"USER", u->name}, {"LOGNAME", u->name}};
+    const char *const set[][2] = {{"HOME", home}, {"USER", name}, {"LOGNAME", name}};
     bool lost = !all;
     for (size_t i = 0; i < ARRAY_LEN(set) && !lost; i++) {
-        if (set[i][1][0] && !json_object_get(all, set[i][0]))
+        if (!json_object_get(all, set[i][0]))
             lost = json_object_set_new(all, set[i][0], json_text(set[i][1])) < 0;
     }
     if (lost) {
@@ -185,7 +197,8 @@ static int decode_user(const json_t *body, struct exec_order *o, json_t **ret_va
 
 static int decode_command(const json_t *body, struct exec_order *o, struct abx_error *err)
 {
-    if (body_truthy(body, "shell")) {
+    o->shell = body_truthy(body, "shell");
+    if (o->shell) {
         if (memchr(o->command, 0, o->command_len))
             return abx_fail(err, E_COMMAND_INVALID, 0, "The command holds a NUL");
         o->argv = arena_alloc(&o->arena, 4 * sizeof(*o->argv));
@@ -295,7 +308,8 @@ static int look_up(void *order, struct spawn_opts *opts)
         return refuse(o, NULL);
     if (o->env_wrong)
         return refuse(o, &o->env_error);
-    if (command_check(o->rule, o->argv, o->argc, o->program, where, &o->arena, &o->refused) < 0)
+    if ((o->shell ? command_check_script : command_check)(o->rule, o->argv, o->argc, o->program, where, &o->arena,
+                                                          &o->refused) < 0)
         return refuse(o, NULL);
     if (cwd_wrong)
         return refuse(o, &cwd_error);

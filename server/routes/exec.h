@@ -26,8 +26,7 @@ struct exec_order {
     char **envp;         /* owned, one block */
     double timeout;      /* seconds, > 0, finite, cut by limits.timeout_seconds */
     int64_t max_output;  /* limits.max_output_bytes, or -1 */
-    bool merge_stderr;
-    bool has_input;
+    bool shell, merge_stderr, has_input;
     const char *input;
     size_t input_len;
     struct spawn_limits limits;

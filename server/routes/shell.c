@@ -19,7 +19,7 @@
 #define SPILL_AT (1 * MIB)              /* of answer text in memory per stream; the rest waits in a file */
 #define SPILL_MAX ((int64_t)1024 * MIB) /* answer text per stream; beyond it the output is cut */
 #define FILE_PIECE (256 * KIB)
-#define LINE_MAX_BYTES (256 * KIB) /* a longer line comes in several events */
+#define LINE_MAX_BYTES (2 * MIB) /* a longer line comes in several events */
 
 /* === /shell ======================================================================================
  *

@@ -229,8 +229,10 @@ def test_characters_survive_any_cut(server):
 def test_endless_line_comes_in_pieces(server):
     got = server.stream("bash -c 'head -c 8388608 /dev/zero | tr \"\\0\" x'")
     assert joined(got, "stdout") == "x" * 8388608 + ("" if got[-2][1].get("partial") else "\n")
-    assert max(len(data["data"]) for kind, data in got if kind == "stdout") <= 256 * 1024
+    assert max(len(data["data"]) for kind, data in got if kind == "stdout") <= 2 << 20
     assert got[-1] == ("exit", {"exit_code": 0})
+    got = server.stream("bash -c 'head -c 2000000 /dev/zero | tr \"\\0\" x'")
+    assert got == [("stdout", {"data": "x" * 2000000}), ("exit", {"exit_code": 0})]
 
 
 def test_output_that_looks_like_events(server):
@@ -707,6 +709,46 @@ def test_detached_daemon_outlives_a_command_that_ended_and_dies_with_the_server(
     assert alive(pid)
     assert server.stop() == 0
     assert gone(pid)
+
+
+def test_a_script_may_be_longer_than_a_word(server):
+    script = "true " + "x" * 131_000 + "; echo $0"
+    assert server.shell(script, shell=True)[1]["stdout"] == "/bin/sh\n"
+    status, body = server.shell("true " + "x" * 131_072, shell=True)
+    assert status == 400 and body["code"] == "command_invalid"
+    assert server.shell("true " + "x" * 4097)[0] == 400
+    assert server.shell("sh", input="true " + "x" * 200_000 + "; echo in")[1]["stdout"] == "in\n"
+
+
+def test_limits_that_would_limit_nothing_are_refused(server):
+    for limits in ({"memory": 1 << 30}, {"open_files": True}, {"open_files": "10"}, {"cpu_seconds": 1.5}, {"cpu_seconds": 0}):
+        status, body = server.shell("true", limits=limits)
+        assert status == 400 and "limits" in body["error"], limits
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_a_user_without_an_entry_does_not_live_in_our_home(server):
+    assert server.shell("sh -c 'echo $HOME $USER $LOGNAME'", user=12345)[1]["stdout"] == "/ 12345 12345\n"
+
+
+def test_who_follows_a_program_hears_of_its_end_when_the_server_stops(tmp_path):
+    server = Server(tmp_path)
+    try:
+        script = "sh -c 'trap \"echo bye; exit 3\" TERM; echo up; while :; do sleep 0.05; done'"
+        pid = server.post("/process/start", {"command": script, "capture_output": True})[1]["pid"]
+        c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        c.request("GET", f"/process/{pid}/output", headers={"Accept": "text/event-stream"})
+        r = c.getresponse()
+        head = b""
+        while b"up" not in head:
+            head += r.read1()
+        assert server.stop() == 0
+        told = [(name, data.get("data") or data.get("exit_code")) for name, data in events((head + r.read()).decode())
+                if name != "stderr"]  # sh tells of the sleep that was ended
+        assert told == [("stdout", "up\n"), ("stdout", "bye\n"), ("exit", 3)]
+        c.close()
+    finally:
+        server.process.kill()
 
 
 @needs_cgroup

@@ -99,7 +99,7 @@ op("files_download", query=dict(path=QUERY_PATH), headers=dict(Range_=string("On
 
 EXEC = dict(command=string("Split into words with shell quoting, then run directly.", minLength=1), cwd_=nullable(string("Default: the base directory.")),
             env_=nullable(mapping(string(), "On top of the base environment.")), timeout_=number("Seconds; what is unusable means the default.", default=300),
-            timeout_ms_=integer("Milliseconds; goes before `timeout`."), shell_=boolean("Run by `/bin/sh -c`.", **NO),
+            timeout_ms_=integer("Milliseconds; wins over `timeout`."), shell_=boolean("Run by `/bin/sh -c`.", **NO),
             input_=nullable(string("Standard input.")), input_base64_=nullable(BASE64), merge_stderr_=boolean(**NO),
             user_=nullable(one_of(string(), integer(), text="Only where the server runs as root.")),
             limits_=nullable(obj(memory_bytes_=nullable(integer(minimum=1)), cpu_seconds_=nullable(integer(minimum=1)), open_files_=nullable(integer(minimum=1)))))
@@ -108,7 +108,8 @@ op("shell", obj(stdout=string(), stderr=string(), exit_code=integer("0 to 255, o
 op("shell_stream", body=obj(**EXEC), errors=(404, 500),
    events=dict(stdout=obj(data=string(), partial_=boolean()), stderr=obj(data=string(), partial_=boolean()), error=obj(error=string()), exit=obj(exit_code=integer())))
 op("process_start", obj(pid=integer(), command=string()), errors=(404, 500),
-   body=obj(**EXEC, stdin_=boolean("Keep its stdin open.", **NO), capture_output_=boolean("Keep its output.", **NO)))
+   body=obj(**EXEC, stdin_=boolean("Keep its stdin open.", **NO), capture_output_=boolean("Keep its output.", **NO)),
+   note="`timeout` and `timeout_ms` mean nothing here: only a policy's limit ends it.")
 PROCESS = dict(pid=integer(), command=string(), state=enum("running", "exited"), started_at=number("Unix seconds."))
 PID = dict(pid=integer("Process id."))
 EXIT_CODE = nullable(integer("null while it runs."))

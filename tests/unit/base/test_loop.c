@@ -309,6 +309,54 @@ START_TEST(what_is_done_gets_none_of_the_events_of_this_turn)
 }
 END_TEST
 
+static void failed(void *data, int events)
+{
+    struct line *l = data;
+    l->events = events;
+    io_done(&l->io);
+    close(l->fds[1]);
+}
+
+/* A child that is about to call exec has a copy, so that closing our number does not take the file out of the epoll
+ * set. */
+START_TEST(a_number_whose_file_failed_is_clean_for_the_next)
+{
+    struct loop *loop = loop_new();
+    for (int round = 0; round < 2; round++) { /* the second with a kept handle */
+        struct line broken = {0}, next = {0};
+        ck_assert_int_eq(pipe(broken.fds), 0);
+        int number = broken.fds[1], copy = dup(number);
+        close(broken.fds[0]);
+        ck_assert_int_eq(io_init(&broken.io, loop, number, failed, &broken), 0);
+        io_want(&broken.io, UV_WRITABLE);
+        while (broken.events == 0)
+            turn_loop(loop);
+        ck_assert_int_lt(broken.events, 0); /* nobody reads */
+
+        int fds[2];
+        ck_assert_int_eq(pipe(fds), 0);
+        int writer = fcntl(fds[1], F_DUPFD, 100), reader = fcntl(fds[0], F_DUPFD, 100);
+        close(fds[0]);
+        close(fds[1]);
+        ck_assert_int_eq(dup2(reader, number), number);
+        close(reader);
+        ck_assert_int_eq(io_init(&next.io, loop, number, counted, &next), 0);
+        io_want(&next.io, UV_READABLE);
+        for (int i = 0; i < 3; i++)
+            uv_run(loop_uv(loop), UV_RUN_NOWAIT);
+        ck_assert_int_eq(next.events, 0);
+        ck_assert_int_eq(write(writer, "x", 1), 1);
+        while (next.events == 0)
+            turn_loop(loop);
+        io_done(&next.io);
+        close(number);
+        close(writer);
+        close(copy);
+    }
+    loop_free(loop);
+}
+END_TEST
+
 START_TEST(a_descriptor_has_one_watcher)
 {
     struct loop *loop = loop_new();
@@ -323,6 +371,6 @@ START_TEST(a_descriptor_has_one_watcher)
 END_TEST
 
 TEST_MAIN("loop", a_number_used_again_is_watched_again, what_is_done_gets_none_of_the_events_of_this_turn,
-          a_descriptor_has_one_watcher, timers_fire_in_order_and_can_be_moved_and_stopped, both_lanes_run_and_come_back,
+          a_number_whose_file_failed_is_clean_for_the_next, a_descriptor_has_one_watcher, timers_fire_in_order_and_can_be_moved_and_stopped, both_lanes_run_and_come_back,
           what_waits_alone_keeps_nobody_waiting, the_loops_end_does_not_wait_for_those_alone,
           posts_arrive_on_the_loop_thread, io_may_end_in_its_own_callback)
