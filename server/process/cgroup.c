@@ -366,8 +366,10 @@ int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret)
     for (int i = 0; i < LOOKS && fd < 0; i++) {
         pthread_mutex_lock(&cg->lock);
         if (cg->state == UNTRIED) {
-            cg->state = set_up(cg) ? ON : OFF;
-            if (cg->state == OFF)
+            errno = 0;
+            bool done = set_up(cg), want = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+            cg->state = done ? ON : want ? UNTRIED : OFF;
+            if (!done)
                 cg->dir[0] = '\0';
         }
         bool on = cg->state == ON;

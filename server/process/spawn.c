@@ -428,29 +428,37 @@ static pid_t clone3_child(struct job *j, char *stack, size_t size, int cgroup)
     return clone_into(&args, child_main, j);
 }
 
-/* In a cgroup of its own; -1 when that can't be, and nothing has happened. */
-static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size)
+/* A want of memory, processes or descriptors says nothing about the kernel. */
+static bool is_want(int sys)
+{
+    return sys == EAGAIN || sys == ENOMEM || sys == EMFILE || sys == ENFILE;
+}
+
+/* In a cgroup of its own; -1 when that can't be, and nothing has happened. *ret_killed: it has, but it was killed before
+ * its first instruction. */
+static pid_t clone_in_cgroup(struct job *j, char *stack, size_t size, bool *ret_killed)
 {
     struct cgroup_lease lease;
     if (!j->cgroups || cgroups_take(j->cgroups, &lease) < 0)
         return -1;
     j->cgroup = lease.id;
     pid_t pid = clone3_child(j, stack, size, lease.fd);
-    if (pid < 0) {
-        if (errno != EAGAIN && errno != ENOMEM && errno != ENODEV)
-            cgroups_off(j->cgroups); /* an old kernel, a seccomp filter, a cgroup not delegated to us */
-    } else if (!j->born) { /* killed at birth; process/cgroup.c says why. Then they are of no use to us */
-        cgroups_off(j->cgroups);
+    int sys = errno;
+    *ret_killed = pid >= 0 && !j->born;
+    if (pid < 0 && !is_want(sys) && sys != ENODEV)
+        cgroups_off(j->cgroups); /* an old kernel, a seccomp filter, a cgroup not delegated to us */
+    if (*ret_killed) {
         reap_failed(j, pid);
         pid = -1;
     }
     if (lease.close)
         close(lease.fd);
     if (pid < 0) {
-        cgroups_put(j->cgroups, j->cgroup, CGROUP_USED);
+        cgroups_put(j->cgroups, j->cgroup, *ret_killed ? CGROUP_KILLED : CGROUP_USED);
         j->cgroup = 0;
         j->pidfd = -1;
     }
+    errno = sys;
     return pid;
 }
 
@@ -476,10 +484,15 @@ static pid_t clone_any(struct job *j, char *stack, size_t size)
     pid_t pid = -1;
     bool no_clone3 = atomic_load(&j->s->no_clone3);
     if (!no_clone3) {
-        pid = clone_in_cgroup(j, stack, size);
+        bool killed = false;
+        pid = clone_in_cgroup(j, stack, size, &killed);
+        if (killed) /* by somebody's kill -9 -1, or by the kernel (process/cgroup.c), which would do so again */
+            pid = clone_in_cgroup(j, stack, size, &killed);
+        if (pid < 0 && killed)
+            cgroups_off(j->cgroups);
         if (pid < 0)
             pid = clone3_child(j, stack, size, -1);
-        no_clone3 = pid < 0 && errno != EAGAIN && errno != ENOMEM;
+        no_clone3 = pid < 0 && !is_want(errno);
         if (no_clone3)
             atomic_store(&j->s->no_clone3, true);
     }

@@ -3,10 +3,12 @@ build/server/abx-server); free ports are taken from ABX_CONF_PORTS (lo-hi). Boun
 SOAK=1 runs the long counts (50,000 short processes and so on)."""
 
 import base64
+import concurrent.futures
 import contextlib
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -653,6 +655,54 @@ class Detached:
             assert time.monotonic() < end, "it did not start"
             time.sleep(0.02)
         return int(open(self.note).read())
+
+
+def program_cgroup(server):
+    """Of a program: the end of its name, abx-.../N."""
+    name = server.shell("cat /proc/self/cgroup")[1]["stdout"].strip().splitlines()[-1]
+    return name[name.index("/abx-"):] if "/abx-" in name else name
+
+
+@needs_cgroup
+@pytest.mark.parametrize("first", [True, False])
+def test_a_want_of_descriptors_says_nothing_about_cgroups(tmp_path, first):
+    server = Server(tmp_path)
+    try:
+        if not first:
+            assert "/abx-" in program_cgroup(server)
+        was = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        c.request("GET", "/health")
+        c.getresponse().read()
+        top = max(int(fd) for fd in os.listdir(f"/proc/{server.pid}/fd") if int(fd) < 200) + 1
+        refused = []
+        for limit in range(top, top + 12):  # each step of a start meets it once
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, was[1]))
+            c.request("POST", "/shell", json.dumps({"command": "true"}))
+            r = c.getresponse()
+            body = json.loads(r.read())
+            if r.status != 200:
+                refused.append((r.status, body.get("code")))
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, was)
+        assert refused and set(refused) == {(503, "overloaded")}
+        assert "/abx-" in program_cgroup(server)
+        c.close()
+    finally:
+        server.process.kill()
+
+
+@needs_cgroup
+def test_one_that_is_killed_at_birth_is_started_again_in_a_cgroup(server):
+    directory = OWN + program_cgroup(server)
+    with open(f"{directory}/cgroup.freeze", "w") as f:
+        f.write("1")  # whoever is born in there does not come to its first instruction
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.shell, "cat /proc/self/cgroup")
+        server.settle(lambda: open(f"{directory}/cgroup.procs").read().strip())
+        os.kill(int(open(f"{directory}/cgroup.procs").read()), signal.SIGKILL)
+        answer = asked.result()
+    assert answer[0] == 200 and "/abx-" in answer[1]["stdout"]
+    assert "/abx-" in program_cgroup(server)
 
 
 @needs_cgroup
