@@ -5,23 +5,26 @@
 #include "base/list.h"
 #include "base/own.h"
 #include "base/thread.h"
+#include "base/workers.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
+#include <unistd.h>
 
-#define DEFAULT_WORKERS 4 /* libuv's own default */
+#define DEFAULT_WORKERS 4 /* as libuv's pool, whose variable this takes */
+#define WORKERS_MAX 1024
 #define ALONE_MAX 32
 #define ALONE_STACK (256 * 1024) /* name service modules run on it */
+#define CLOSE_LATER_MAX 64
 #define HANDLES_KEPT 256         /* descriptors below it keep their handle */
 
 struct job {
-    uv_work_t work;
+    struct work work; /* a worker's; first */
     struct loop *loop;
     struct list link; /* waiting for a place in its lane */
     struct gate *gate; /* WORK_ALONE */
@@ -29,7 +32,7 @@ struct job {
     void (*fn)(void *data);
     void (*done)(void *data);
     void *data;
-    atomic_bool ran; /* libuv's own hand-over is not seen by ThreadSanitizer; this one is */
+    struct job *next; /* of those that came back */
 };
 
 struct post {
@@ -65,8 +68,16 @@ struct loop {
 
     struct metrics metrics;
 
-    pthread_mutex_t lock; /* guards `posts` */
+    uv_prepare_t before_wait;
+    int closing[CLOSE_LATER_MAX];
+    size_t n_closing;
+
+    struct workers *workers;
+    size_t out; /* jobs that a worker has, or that wait for one */
+
+    pthread_mutex_t lock; /* guards what follows */
     struct post *posts, **posts_end;
+    struct job *back, **back_end;
 };
 
 struct io_handle {
@@ -191,6 +202,8 @@ void timer_stop(struct timer *t)
 
 /* --- posts --------------------------------------------------------------------------------------- */
 
+static void job_done(void *data);
+
 static void run_posts(uv_async_t *wake)
 {
     struct loop *l = wake->data;
@@ -198,7 +211,16 @@ static void run_posts(uv_async_t *wake)
     struct post *p = l->posts;
     l->posts = NULL;
     l->posts_end = &l->posts;
+    struct job *back = l->back;
+    l->back = NULL;
+    l->back_end = &l->back;
     pthread_mutex_unlock(&l->lock);
+    while (back) {
+        struct job *next = back->next;
+        l->out--;
+        job_done(back);
+        back = next;
+    }
     while (p) {
         struct post *next = p->next;
         p->fn(p->data);
@@ -240,21 +262,28 @@ static void gate_unref(struct gate *g)
     }
 }
 
-static void job_run(uv_work_t *work)
+static void job_run(struct work *work)
 {
-    struct job *j = work->data;
+    struct job *j = (struct job *)work;
+    struct loop *l = j->loop;
     j->fn(j->data);
-    atomic_store_explicit(&j->ran, true, memory_order_release);
+    pthread_mutex_lock(&l->lock);
+    bool first = !l->back; /* else the loop has been woken and has not come yet */
+    *l->back_end = j;
+    l->back_end = &j->next;
+    pthread_mutex_unlock(&l->lock);
+    if (first)
+        uv_async_send(&l->wake);
 }
-
-static void pool_done(uv_work_t *work, int status);
 
 static int pool_start(struct job *j)
 {
-    return uv_queue_work(&j->loop->uv, &j->work, job_run, pool_done);
+    j->work.fn = job_run;
+    if (workers_run(j->loop->workers, &j->work) < 0)
+        return -1;
+    j->loop->out++;
+    return 0;
 }
-
-static void job_done(void *data);
 
 static void *alone_run(void *data)
 {
@@ -299,21 +328,17 @@ static void job_done(void *data)
     while (lane->running < lane->max && !list_empty(&lane->waiting)) {
         struct job *next = list_entry(lane->waiting.next, struct job, link);
         list_remove(&next->link);
-        if (job_start(next) < 0) { /* no thread to be had: on a worker then, which can't fail */
-            (void)pool_start(next);
-            lane->running++;
+        if (job_start(next) == 0)
+            continue;
+        lane->running++;
+        if (pool_start(next) < 0) { /* no thread at all: here then, rather than never */
+            next->fn(next->data);
+            job_done(next);
         }
     }
     if (j->done)
         j->done(j->data);
     free(j);
-}
-
-static void pool_done(uv_work_t *work, int status)
-{
-    struct job *j = work->data;
-    (void)atomic_load_explicit(&j->ran, memory_order_acquire);
-    job_done(j);
 }
 
 int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void (*done)(void *data),
@@ -323,7 +348,6 @@ int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void 
     if (!j)
         return -1;
     *j = (struct job){.loop = l, .lane = lane, .fn = fn, .done = done, .data = data};
-    j->work.data = j;
     list_init(&j->link);
     if (l->lanes[lane].running >= l->lanes[lane].max) {
         list_append(&l->lanes[lane].waiting, &j->link);
@@ -417,6 +441,25 @@ void io_done(struct io *io)
         uv_close((uv_handle_t *)&h->poll, io_closed);
 }
 
+static void close_now(uv_prepare_t *prepare)
+{
+    struct loop *l = prepare->data;
+    while (l->n_closing > 0)
+        close(l->closing[--l->n_closing]);
+    uv_prepare_stop(prepare);
+}
+
+void loop_close(struct loop *l, int fd)
+{
+    if (l->n_closing == CLOSE_LATER_MAX) {
+        close(fd);
+        return;
+    }
+    if (l->n_closing == 0)
+        uv_prepare_start(&l->before_wait, close_now);
+    l->closing[l->n_closing++] = fd;
+}
+
 /* --- the loop ------------------------------------------------------------------------------------ */
 
 struct loop *loop_new(void)
@@ -435,9 +478,11 @@ struct loop *loop_new(void)
     l->gate->refs = 1;
     l->thread = pthread_self();
     l->posts_end = &l->posts;
+    l->back_end = &l->back;
     pthread_mutex_init(&l->lock, NULL);
     const char *size = getenv("UV_THREADPOOL_SIZE");
     long workers = size ? strtol(size, NULL, 10) : DEFAULT_WORKERS;
+    workers = workers < 1 ? 1 : workers > WORKERS_MAX ? WORKERS_MAX : workers;
     const unsigned max[N_LANES] = {
         [WORK_SHORT] = UINT_MAX, [WORK_LONG] = workers >= 4 ? (unsigned)workers / 2 : 1, [WORK_ALONE] = ALONE_MAX};
     for (size_t i = 0; i < N_LANES; i++) {
@@ -446,7 +491,12 @@ struct loop *loop_new(void)
     }
     uv_timer_init(&l->uv, &l->clock);
     l->clock.data = l;
-    if (uv_async_init(&l->uv, &l->wake, run_posts) != 0) {
+    uv_prepare_init(&l->uv, &l->before_wait);
+    l->before_wait.data = l;
+    l->workers = workers_new((unsigned)workers);
+    if (!l->workers || uv_async_init(&l->uv, &l->wake, run_posts) != 0) {
+        workers_free(l->workers);
+        free(l->gate);
         free(l);
         return NULL;
     }
@@ -474,6 +524,9 @@ void loop_free(struct loop *l)
         list_remove(&j->link);
         free(j);
     }
+    loop_settle(l);
+    workers_free(l->workers);
+    close_now(&l->before_wait);
     uv_walk(&l->uv, close_any, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);
@@ -487,6 +540,12 @@ void loop_free(struct loop *l)
     pthread_mutex_destroy(&l->lock);
     free(l->heap);
     free(l);
+}
+
+void loop_settle(struct loop *l)
+{
+    while (l->out > 0)
+        uv_run(&l->uv, UV_RUN_ONCE);
 }
 
 struct metrics *loop_metrics(struct loop *l)

@@ -26,6 +26,9 @@ struct metrics *loop_metrics(struct loop *l); /* loop thread */
 int loop_work(struct loop *l, enum work_lane lane, void (*fn)(void *data), void (*done)(void *data),
               void *data);
 
+/* Turns the loop until no worker has a job that is still to come back: before what their `done` need is freed. */
+void loop_settle(struct loop *l);
+
 /* Runs fn(data) on the loop thread soon. Any thread. Never fails once the loop stands
  * (aborts when memory is out). */
 void loop_post(struct loop *l, void (*fn)(void *data), void *data);
@@ -68,3 +71,6 @@ struct io {
 int io_init(struct io *io, struct loop *l, int fd, void (*fn)(void *data, int events), void *data);
 int io_want(struct io *io, int events); /* 0 = watch nothing */
 void io_done(struct io *io);
+
+/* Closes a descriptor that nobody watches any more before the loop waits again: who is to be answered comes first. */
+void loop_close(struct loop *l, int fd);

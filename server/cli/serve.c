@@ -561,6 +561,7 @@ int cli_serve(int argc, char **argv)
         return status;
     s.running = true;
     uv_run(loop_uv(s.app.loop), UV_RUN_DEFAULT);
+    loop_settle(s.app.loop); /* jobs of requests whose clients have left */
     http_free(s.app.http);
     stop_services(&s.app);
     registry_unref(s.registry);

@@ -69,7 +69,7 @@ static void close_out(struct pipe_end *e)
     if (e->fd < 0)
         return;
     io_done(&e->io);
-    close(e->fd);
+    loop_close(e->p->loop, e->fd);
     e->fd = -1;
 }
 

@@ -596,7 +596,7 @@ static void unwatch(struct child *c)
     if (c->pidfd < 0)
         return;
     io_done(&c->io);
-    close(c->pidfd);
+    loop_close(c->s->loop, c->pidfd);
     c->pidfd = -1;
 }
 
