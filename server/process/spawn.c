@@ -976,8 +976,8 @@ static void pack_candidates(struct packer *p, struct job *j, const char *file, c
 static void pack_order(struct packer *p, struct job *j, const struct spawn_opts *o)
 {
     p->need = 0;
-    j->argv = pack_strings(p, o->argv);
-    j->envp = pack_strings(p, o->envp);
+    j->argv = o->prepare ? (char **)o->argv : pack_strings(p, o->argv); /* such an order lives as long as the job */
+    j->envp = o->prepare ? (char **)o->envp : pack_strings(p, o->envp);
     pack_candidates(p, j, o->file, o->envp);
     j->tty = pack_string(p, o->tty);
     j->groups = pack(p, o->groups, o->n_groups * sizeof(*o->groups), sizeof(gid_t));
