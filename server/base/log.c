@@ -138,6 +138,15 @@ static void enqueue(const char *line, size_t len)
     } else {
         buf_add(&state.queue, line, len);
         ensure_writer();
+        if (!state.started) { /* no thread to be had: then as at start-up */
+            struct buf taken = state.queue;
+            state.queue = (struct buf)BUF_INIT;
+            pthread_mutex_unlock(&state.lock);
+            uint64_t unused;
+            (void)write_all(taken.data, taken.len, &unused);
+            buf_done(&taken);
+            return;
+        }
         pthread_cond_signal(&state.work);
     }
     pthread_mutex_unlock(&state.lock);

@@ -271,14 +271,23 @@ bool req_is_gone(const struct req *r)
     return atomic_load(&((struct req *)r)->gone);
 }
 
+/* Whoever waits for it by now: the one who did when this was posted may have been answered and be free. */
+static void tell_gone(void *data)
+{
+    struct req *r = data;
+    void (*fn)(void *data) = r->on_gone;
+    r->on_gone = NULL;
+    if (fn)
+        fn(r->on_gone_data);
+    req_unref(r);
+}
+
 void req_on_gone(struct req *r, void (*fn)(void *data), void *data)
 {
     r->on_gone = fn;
     r->on_gone_data = data;
-    if (fn && req_is_gone(r)) {
-        r->on_gone = NULL;
-        loop_post(r->http->loop, fn, data);
-    }
+    if (fn && req_is_gone(r))
+        loop_post(r->http->loop, tell_gone, req_ref(r));
 }
 
 /* --- decoders --------------------------------------------------------------------------------------- */

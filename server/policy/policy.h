@@ -30,6 +30,7 @@ struct rule {
     struct str_list scopes;     /* all needed */
     enum audit_level audit;
     struct guard *guard;        /* never NULL; of endpoints without EP_PATHS: the base directory */
+    bool counted_alone; /* it belongs to another endpoint, but has a rate or concurrency of its own */
     uint32_t limits_set, params_set; /* LIM() / PAR() bits that are configured */
     int64_t count[LIMIT_COUNT]; /* SIZE and COUNT limits */
     double seconds[LIMIT_COUNT];

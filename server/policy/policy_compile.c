@@ -561,6 +561,8 @@ static int merge_all(struct policy *p, struct abx_error *err)
                 continue;
             if (l->rule.enabled >= 0)
                 decide(&d, l);
+            if (is_own(l, e) && l->rule.limits_set & (LIM(rate_per_minute) | LIM(max_concurrency)))
+                r->counted_alone = true;
             if (merge(p, r, l) < 0)
                 return no_memory(err);
         }

@@ -84,7 +84,8 @@ static struct limit_slot *counter(struct limits *l, const struct rule *r, const 
                                   uint64_t now_ms)
 {
     const struct endpoint *e = r->endpoint;
-    const char *endpoint = e->rule_of ? e->rule_of : e->id; /* one way around the other would double the rate */
+    /* One way around the other would double the rate; but who has a rate of its own is counted by it alone. */
+    const char *endpoint = e->rule_of && !r->counted_alone ? e->rule_of : e->id;
     uint64_t h = hash_text(hash_text(14695981039346656037u + who->anonymous, who->id), endpoint);
 
     if (l->size) {

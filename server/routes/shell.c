@@ -589,7 +589,7 @@ static void take_lines(struct stream_call *c, int which)
         size_t len;
         if (lf) {
             len = (size_t)(lf - l->text.data) - from;
-        } else if (l->text.len - from >= LINE_MAX_BYTES) {
+        } else if (l->text.len - from > LINE_MAX_BYTES) {
             len = utf8_floor(l->text.data + from, LINE_MAX_BYTES);
         } else {
             l->searched = l->text.len;

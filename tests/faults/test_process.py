@@ -235,6 +235,9 @@ def test_endless_line_comes_in_pieces(server):
     assert got[-1] == ("exit", {"exit_code": 0})
     got = server.stream("bash -c 'head -c 2000000 /dev/zero | tr \"\\0\" x'")
     assert got == [("stdout", {"data": "x" * 2000000}), ("exit", {"exit_code": 0})]
+    for tail in ("", "echo"):  # just the length of a piece, its LF late or missing: no empty event after it
+        got = server.stream(f"head -c 2097152 /dev/zero | tr '\\0' x; sleep 0.2; {tail}", shell=True)
+        assert got == [("stdout", {"data": "x" * 2097152}), ("exit", {"exit_code": 0})]
 
 
 def test_output_that_looks_like_events(server):

@@ -414,6 +414,30 @@ START_TEST(slots_are_counted_for_each_caller_and_given_back)
 }
 END_TEST
 
+START_TEST(a_rate_of_its_own_is_counted_alone)
+{
+    struct identity me = {.id = "me"};
+    struct limit_slot *slot;
+    int wait;
+    struct limits *l = limits_new();
+    use("{\"endpoints\": {\"files_upload_stream\": {\"limits\": {\"rate_per_minute\": 2}}}}", NULL);
+    ck_assert_int_eq(limits_admit(l, policy_find(policy, "files_extract"), &me, 1000, &slot, &wait, &err), 0);
+    ck_assert_int_eq(limits_admit(l, policy_find(policy, "files_upload_stream"), &me, 1000, &slot, &wait, &err), 0);
+    ck_assert_int_eq(limits_admit(l, policy_find(policy, "files_extract"), &me, 1000, &slot, &wait, &err), -1);
+    done();
+    limits_free(l);
+    l = limits_new();
+    use("{\"endpoints\": {\"files_upload_stream\": {\"limits\": {\"rate_per_minute\": 100}},"
+        " \"files_extract\": {\"limits\": {\"rate_per_minute\": 1}}}}", NULL);
+    ck_assert_int_eq(limits_admit(l, policy_find(policy, "files_extract"), &me, 1000, &slot, &wait, &err), 0);
+    ck_assert_int_eq(limits_admit(l, policy_find(policy, "files_extract"), &me, 1000, &slot, &wait, &err), -1);
+    for (int i = 0; i < 100; i++)
+        ck_assert_int_eq(limits_admit(l, policy_find(policy, "files_upload_stream"), &me, 1000, &slot, &wait, &err), 0);
+    done();
+    limits_free(l);
+}
+END_TEST
+
 START_TEST(counters_of_the_gone_are_dropped)
 {
     struct limits *l = limits_new();
@@ -560,5 +584,5 @@ TEST_MAIN("policy_rules", opt_in_groups_are_off_until_asked_for, kind_beats_rank
           scopes_match_exactly_or_by_name_space, a_reload_keeps_hashes_whose_variables_are_wiped,
           the_server_token_is_an_identity_and_stays_out_of_the_revision,
           a_bucket_starts_full_and_refills_with_time, slots_are_counted_for_each_caller_and_given_back,
-          counters_of_the_gone_are_dropped, discovery_tells_limits_only_to_whom_they_concern,
+          a_rate_of_its_own_is_counted_alone, counters_of_the_gone_are_dropped, discovery_tells_limits_only_to_whom_they_concern,
           questions_are_answered, traps_are_warned_about, suggestions_are_near_misses_only)
