@@ -51,7 +51,7 @@ static struct work *next_work(struct worker *me)
 static void *run(void *data)
 {
     struct worker *me = data;
-    for (struct work *work = me->work; work; work = next_work(me))
+    for (struct work *work = me->work ? me->work : next_work(me); work; work = next_work(me))
         work->fn(work);
     return NULL;
 }
@@ -100,8 +100,11 @@ int workers_run(struct workers *w, struct work *work)
         sem_post(&idle->wake);
         return 0;
     }
-    if (w->n < w->max && start_worker(w, work))
+    if (w->n < w->max && start_worker(w, work)) {
+        while (w->n < w->max && start_worker(w, NULL))
+            ;
         return 0;
+    }
     if (w->n == 0)
         return -1;
     pthread_mutex_lock(&w->lock);

@@ -1,11 +1,11 @@
 #pragma once
 /* Threads that take what would block the loop. libuv has a pool too; this one wakes a thread without holding a lock that
- * the thread needs (on one processor that costs two further switches each way), wakes the one that has worked last,
- * whose memory is warm, and starts threads when they are needed. */
+ * the thread needs (on one processor that costs two further switches each way), and wakes the one that has worked last,
+ * whose memory is warm. */
 
 struct workers;
 
-/* At most `max` threads; each starts when all others are busy, and stays. NULL: no memory. */
+/* `max` threads, which start with the first work and stay; fewer while there are none to be had. NULL: no memory. */
 struct workers *workers_new(unsigned max);
 /* Runs what is queued, then ends the threads. */
 void workers_free(struct workers *w);

@@ -14,9 +14,9 @@
  * is done, else it is an orphan and is collected.
  *
  * Descriptors. A copy of all of ours, made by clone and closed by exec, costs 0.3 us each: as much as the program itself
- * when some thousand connections are open. When there are many the child shares the table at first (CLONE_FILES), and parts from it by a
- * close_range(UNSHARE) that copies only what lies below. For that the program's ends are at low numbers, a slot, while
- * it starts. Until it has parted the child must not open, close or move any.
+ * when some thousand connections are open. When there are many the child shares the table at first (CLONE_FILES), and
+ * parts from it by a close_range(UNSHARE) that copies only what lies below. For that the program's ends are at low
+ * numbers, a slot, while it starts. Until it has parted the child must not open, close or move any.
  *
  * Where the kernel lets us, each program is born in a cgroup of its own (process/cgroup.h) and with its signal handlers
  * taken off, which clone can't do: clone3 then. */

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -91,6 +92,33 @@ START_TEST(no_wake_up_is_lost)
 }
 END_TEST
 
+static int threads(void)
+{
+    char line[128];
+    int n = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof(line), f) && sscanf(line, "Threads: %d", &n) != 1)
+        ;
+    fclose(f);
+    return n;
+}
+
+START_TEST(all_start_with_the_first_work)
+{
+    struct all a = {0};
+    int before = threads();
+    struct workers *w = workers_new(4);
+    ck_assert_int_eq(threads(), before);
+    add(w, &a, 0);
+    ck_assert_int_eq(threads(), before + 4);
+    for (int i = 0; i < 1000; i++)
+        add(w, &a, i);
+    ck_assert_int_eq(threads(), before + 4);
+    workers_free(w);
+    ck_assert_int_eq(a.done, 1001);
+}
+END_TEST
+
 START_TEST(an_unused_pool_ends)
 {
     workers_free(workers_new(8));
@@ -99,4 +127,4 @@ START_TEST(an_unused_pool_ends)
 END_TEST
 
 TEST_MAIN("workers", one_worker_keeps_the_order, as_many_run_as_there_may_be_and_no_more, no_wake_up_is_lost,
-          an_unused_pool_ends)
+          all_start_with_the_first_work, an_unused_pool_ends)
