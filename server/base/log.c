@@ -119,7 +119,7 @@ static void ensure_writer(void)
 {
     if (state.started || !state.running)
         return;
-    state.started = thread_start(WRITER_STACK, writer, NULL) == 0;
+    state.started = thread_start(WRITER_STACK, writer, NULL, NULL) == 0;
 }
 
 static void enqueue(const char *line, size_t len)

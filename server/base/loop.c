@@ -304,7 +304,7 @@ static int alone_start(struct job *j)
 {
     j->gate = j->loop->gate;
     gate_ref(j->gate);
-    if (thread_start(ALONE_STACK, alone_run, j) < 0) {
+    if (thread_start(ALONE_STACK, alone_run, j, NULL) < 0) {
         gate_unref(j->gate);
         return -1;
     }

@@ -3,9 +3,10 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
+
+#include "base/thread.h"
 
 struct worker {
     struct workers *all;
@@ -51,7 +52,7 @@ static struct work *next_work(struct worker *me)
 static void *run(void *data)
 {
     struct worker *me = data;
-    for (struct work *work = me->work ? me->work : next_work(me); work; work = next_work(me))
+    for (struct work *work; (work = next_work(me));)
         work->fn(work);
     return NULL;
 }
@@ -67,19 +68,13 @@ struct workers *workers_new(unsigned max)
     return w;
 }
 
-/* Signals are the loop's: the thread inherits that. */
-static bool start_worker(struct workers *w, struct work *work)
+static bool start_worker(struct workers *w)
 {
     struct worker *new = &w->threads[w->n];
-    sigset_t all, before;
-    *new = (struct worker){.all = w, .work = work};
+    *new = (struct worker){.all = w};
     if (sem_init(&new->wake, 0, 0) < 0)
         return false;
-    sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&new->thread, NULL, run, new);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0) {
+    if (thread_start(0, run, new, &new->thread) < 0) {
         sem_destroy(&new->wake);
         return false;
     }
@@ -89,26 +84,13 @@ static bool start_worker(struct workers *w, struct work *work)
 
 int workers_run(struct workers *w, struct work *work)
 {
+    while (w->n < w->max && start_worker(w))
+        ;
+    if (w->n == 0)
+        return -1;
     work->next = NULL;
     pthread_mutex_lock(&w->lock);
     struct worker *idle = w->idle;
-    if (idle)
-        w->idle = idle->idle_next;
-    pthread_mutex_unlock(&w->lock);
-    if (idle) {
-        idle->work = work;
-        sem_post(&idle->wake);
-        return 0;
-    }
-    if (w->n < w->max && start_worker(w, work)) {
-        while (w->n < w->max && start_worker(w, NULL))
-            ;
-        return 0;
-    }
-    if (w->n == 0)
-        return -1;
-    pthread_mutex_lock(&w->lock);
-    idle = w->idle; /* somebody has finished meanwhile */
     if (idle) {
         w->idle = idle->idle_next;
     } else {

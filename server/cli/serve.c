@@ -378,7 +378,7 @@ static void *stop_limit(void *unused)
 
 static void limit_stop(void)
 {
-    if (thread_start(LIMIT_STACK, stop_limit, NULL) < 0)
+    if (thread_start(LIMIT_STACK, stop_limit, NULL, NULL) < 0)
         log_warn("stop: without a limit of time, for want of a thread");
 }
 

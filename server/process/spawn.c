@@ -57,7 +57,7 @@
 #define KILL_WAIT_MS 1000
 #define STOP_POLL_MS 10
 #define CLONE_FLAGS (CLONE_VM | CLONE_VFORK | CLONE_CHILD_SETTID)
-#define SLOTS 4 /* programs that start at the same time: libuv's workers */
+#define SLOTS 4 /* programs that start at the same time: as many as there are workers by default */
 #define SLOT_FDS 3
 #define SLOTS_MIN_NOFILE 256 /* with fewer descriptors we don't keep any back */
 #define FEW_OPEN 128         /* a copy of so many costs next to nothing */
@@ -289,9 +289,6 @@ IN_CHILD static int set_limits(const struct job *j)
     return 0;
 }
 
-/* With a session comes a scheduling group of its own (sched_autogroup), so that a program's hundred busy threads weigh no
- * more than the server and the next program: sixteen endless loops would make a start take 12 ms instead of 0.9. When
- * very many begin at once the kernel lets some of these groups wait; fewer when the group is young, so this comes last. */
 /* Every step that fails leaves through errno; only exec doesn't return. */
 IN_CHILD static int prepare(struct job *j)
 {
@@ -313,7 +310,11 @@ IN_CHILD static int prepare(struct job *j)
         return -1;
     if (RAW(SYS_getppid) != j->parent) /* the server died before it was set */
         (void)RAW(SYS_exit_group, 127);
-    if (!j->tty && RAW(SYS_setsid) < 0) /* open_terminal needs it earlier */
+    /* With a session comes a scheduling group (sched_autogroup), so that a program's hundred busy threads weigh no more
+     * than the server and the next program: sixteen endless loops would make a start take 12 ms instead of 0.9. When very
+     * many begin at once the kernel lets some groups wait, fewer when they are young: hence last. open_terminal needs it
+     * earlier. */
+    if (!j->tty && RAW(SYS_setsid) < 0)
         return -1;
     uint64_t none = 0;
     return (int)RAW(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof(none));

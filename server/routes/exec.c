@@ -256,7 +256,7 @@ static int decode(struct exec_order *o, struct abx_error *err)
 
 struct exec_order *exec_decode(struct req *req, const struct rule *rule, const json_t *body, struct abx_error *err)
 {
-    struct exec_order *o = calloc(1, sizeof(*o));
+    struct exec_order *o = malloc(sizeof(*o));
     if (!o) {
         (void)no_memory(err);
         return NULL;

@@ -124,14 +124,9 @@ static void add_operation(struct document *d, size_t i, const struct rule *rule)
     buf_addc(&d->out, '}');
 }
 
-static const struct rule *rule_of(const struct document *d, size_t i)
-{
-    return policy_rule(d->policy, i);
-}
-
 static bool is_shown(const struct document *d, size_t i)
 {
-    return d->all || rule_of(d, i)->enabled;
+    return d->all || policy_rule(d->policy, i)->enabled;
 }
 
 /* True when an earlier row had this path: it was told there. */
@@ -158,7 +153,7 @@ static void add_path(struct document *d, size_t i, bool *first)
             continue;
         buf_adds(&d->out, told ? ", " : "");
         told |= bit;
-        add_operation(d, k, rule_of(d, k));
+        add_operation(d, k, policy_rule(d->policy, k));
     }
     buf_addc(&d->out, '}');
 }
@@ -260,8 +255,8 @@ static void write_document(struct document *d)
         if (is_shown(d, i) && !path_is_told(d, i))
             add_path(d, i, &first);
     }
-    if (rule_of(d, R_run_command)->enabled)
-        add_commands(d, rule_of(d, R_run_command));
+    if (policy_rule(d->policy, R_run_command)->enabled)
+        add_commands(d, policy_rule(d->policy, R_run_command));
     buf_adds(&d->out, "}, \"components\": ");
     buf_adds(&d->out, d->components);
     buf_addc(&d->out, '}');
