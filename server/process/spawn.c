@@ -46,6 +46,7 @@
 #include "base/metrics.h"
 #include "base/own.h"
 #include "process/cgroup.h"
+#include "process/place.h"
 #include "process/tree.h"
 
 #ifndef P_PIDFD
@@ -80,6 +81,7 @@ struct spawner {
     struct cgroups *cgroups;
     bool tidying;
     struct rlimit nofile; /* as we found it */
+    struct place place;
     uint64_t ignored;     /* signals, bit N - 1: children don't ignore them */
     atomic_bool no_clone3, no_slots;
     struct slot slots[SLOTS];
@@ -151,6 +153,7 @@ struct job {
     const char *oom_score;
     pid_t parent;
     struct cgroups *cgroups; /* NULL: start it in ours */
+    bool confined;           /* it begins where the worker runs (process/place.h) */
     bool cleared;            /* the kernel has taken the handlers off */
     /* The result. */
     unsigned cgroup;
@@ -324,6 +327,8 @@ IN_CHILD static int child_main(void *data)
 {
     struct job *j = data;
     j->born = true;
+    if (j->confined)
+        (void)RAW(SYS_sched_setaffinity, 0, j->s->place.size, j->s->place.all);
     if (prepare(j) < 0) {
         j->sys = errno;
         (void)RAW(SYS_exit_group, 127);
@@ -553,6 +558,7 @@ static void job_run(void *data)
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
     j->started_ns = mono_ns();
     enter_slot(j);
+    j->confined = place_confine(&j->s->place);
     pid_t pid = clone_any(j, stack, sizeof(stack));
     if (pid >= 0 && j->not_parted) { /* again, and from now on, with a copy of all */
         atomic_store(&j->s->no_slots, true);
@@ -564,6 +570,8 @@ static void job_run(void *data)
         pid = clone_any(j, stack, sizeof(stack));
     }
     int clone_errno = pid < 0 ? errno : 0;
+    if (j->confined)
+        place_free(&j->s->place);
     leave_slot(j);
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 
@@ -1192,6 +1200,7 @@ struct spawner *spawner_new(struct loop *loop)
     if (getrlimit(RLIMIT_NOFILE, &s->nofile) < 0)
         s->nofile = (struct rlimit){1024, 4096};
     read_oom_score(s);
+    place_init(&s->place);
     keep_inherited();
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* Linux >= 3.4; without it orphans go to PID 1 */
 
@@ -1218,6 +1227,7 @@ struct spawner *spawner_new(struct loop *loop)
             close(s->chld_fd);
         if (s->proc_fd >= 0)
             close(s->proc_fd);
+        place_done(&s->place);
         free_slots(s);
         cgroups_free(s->cgroups);
         free(s);
@@ -1310,6 +1320,7 @@ void spawner_free(struct spawner *s)
     close(s->null_fd);
     if (s->proc_fd >= 0)
         close(s->proc_fd);
+    place_done(&s->place);
     free_slots(s);
     cgroups_free(s->cgroups);
     free(s);

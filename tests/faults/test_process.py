@@ -866,3 +866,69 @@ def test_without_a_cgroup_to_write_to_everything_else_works(tmp_path):
     finally:
         os.kill(s.pid, signal.SIGTERM)
         s.process.wait(10)
+
+
+# --- processors ------------------------------------------------------------------------------------------
+
+ALL = os.sched_getaffinity(0)
+
+
+def masks(server):
+    found = set()
+    for task in os.listdir(f"/proc/{server.pid}/task"):
+        with contextlib.suppress(ProcessLookupError):
+            found.add(frozenset(os.sched_getaffinity(int(task))))
+    return found
+
+
+def restrict(server, cpus):
+    for task in os.listdir(f"/proc/{server.pid}/task"):
+        os.sched_setaffinity(int(task), cpus)
+
+
+def seen_by_programs(server):
+    """What several programs, one after the other, may run on."""
+    ask = "python3 -c 'import os; print(sorted(os.sched_getaffinity(0)))'"
+    return {server.shell(ask)[1]["stdout"].strip() for _ in range(5)}
+
+
+def start_what_fails(server, tmp_path):
+    script = tmp_path / "no-program"
+    script.write_text("neither a program nor a script\n")
+    script.chmod(0o755)
+    assert server.shell(str(script))[0] == 500
+
+
+def test_programs_may_run_where_the_server_may(server, tmp_path):
+    start_what_fails(server, tmp_path)
+    assert seen_by_programs(server) == {str(sorted(ALL))}
+    assert masks(server) == {frozenset(ALL)}
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+@pytest.mark.parametrize("n", sorted({1, max(1, len(ALL) - 1)}))
+def test_processors_that_an_operator_chose_stay(tmp_path, n):
+    some = set(sorted(ALL)[:n])
+    os.sched_setaffinity(0, some)  # of this thread, which the server inherits
+    try:
+        server = Server(tmp_path)
+    finally:
+        os.sched_setaffinity(0, ALL)
+    start_what_fails(server, tmp_path)
+    assert seen_by_programs(server) == {str(sorted(some))}
+    assert masks(server) == {frozenset(some)}
+    server.stop()
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+def test_processors_that_an_operator_changes_later_stay(tmp_path):
+    server = Server(tmp_path)
+    assert seen_by_programs(server) == {str(sorted(ALL))}
+    one = {min(ALL)}
+    restrict(server, one)
+    assert seen_by_programs(server) == {str(sorted(one))}
+    assert masks(server) == {frozenset(one)}
+    restrict(server, ALL)
+    assert seen_by_programs(server) == {str(sorted(ALL))}
+    assert masks(server) == {frozenset(ALL)}
+    server.stop()

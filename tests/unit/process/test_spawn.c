@@ -212,6 +212,21 @@ START_TEST(exit_codes_and_signals_come_back)
 }
 END_TEST
 
+/* The mask of /proc/self/status. */
+static const char *own_processors(char *line, size_t size)
+{
+    static const char name[] = "Cpus_allowed:\t";
+    FILE *f = fopen("/proc/self/status", "re");
+    ck_assert_ptr_nonnull(f);
+    bool found = false;
+    while (!found && fgets(line, (int)size, f))
+        found = strncmp(line, name, sizeof(name) - 1) == 0;
+    fclose(f);
+    ck_assert(found);
+    line[strcspn(line, "\n")] = '\0';
+    return line + sizeof(name) - 1;
+}
+
 static void check_a_clean_child(bool many)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -222,16 +237,16 @@ static void check_a_clean_child(bool many)
     r.many = many;
     /* Built-ins look: around a fork a shell blocks signals and has descriptors of its own for a while. */
     start_sh(&r, "ulimit -n; cat /proc/self/oom_score_adj;"
-                 " while read -r k v; do case $k in SigBlk:|SigIgn:) printf '%s\\t%s\\n' $k $v;; esac; done"
+                 " while read -r k v; do case $k in SigBlk:|SigIgn:|Cpus_allowed:) printf '%s\\t%s\\n' $k $v;; esac; done"
                  " </proc/$$/status;"
                  " for i in 0 1 2 3 4 5 6 7 8 9; do [ -e /proc/$$/fd/$i ] && printf '%d ' $i; done;"
                  " cut -d' ' -f5,6 /proc/$$/stat; pwd; exit 0");
     struct rlimit nofile;
     getrlimit(RLIMIT_NOFILE, &nofile);
-    char want[512];
+    char line[512], want[1024];
     snprintf(want, sizeof(want),
-             "%lu\n500\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n0 1 2 %d %d\n/\n",
-             (unsigned long)nofile.rlim_cur, (int)child_pid(r.child), (int)child_pid(r.child));
+             "%lu\n500\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\nCpus_allowed:\t%s\n0 1 2 %d %d\n/\n",
+             (unsigned long)nofile.rlim_cur, own_processors(line, sizeof(line)), (int)child_pid(r.child), (int)child_pid(r.child));
     ck_assert_str_eq(read_all(&r), want);
     ck_assert_int_eq(wait_exit(&r), 0);
     run_done(&r);
