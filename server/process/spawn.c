@@ -744,15 +744,25 @@ static void count_end(struct spawner *s, int status)
         m->ended_nonzero++;
 }
 
-/* It has ended (or this is a false alarm): sweep if that is due, then reap and tell. */
+/* As waitpid would give it. The child is left to be reaped. */
+static bool has_ended(pid_t pid, int *ret_status)
+{
+    siginfo_t info = {0};
+    if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
+        return false;
+    *ret_status = info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
+                                             : info.si_status | (info.si_code == CLD_DUMPED ? WCOREFLAG : 0);
+    return true;
+}
+
+/* It has ended (or this is a false alarm): sweep if that is due, then tell and reap. In this order, for the kernel takes
+ * its time for the latter and somebody waits for an answer. */
 static void child_check(struct child *c)
 {
-    if (c->reaped)
+    int status = 0;
+    if (c->reaped || !has_ended(c->pid, &status))
         return;
     if (c->pinned || ((c->terminating || c->sweep) && !c->killed)) { /* its number is still needed */
-        siginfo_t info = {0};
-        if (waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
-            return;
         c->ended = true;
         if (c->pidfd >= 0)
             (void)io_want(&c->io, 0); /* level-triggered: it stays readable until reaped */
@@ -762,9 +772,7 @@ static void child_check(struct child *c)
             return; /* tree_ran comes back */
     }
 
-    int status = 0;
-    if (waitpid(c->pid, &status, WNOHANG) != c->pid)
-        return;
+    const pid_t pid = c->pid;
     c->status = status;
     c->reaped = true;
     give_back(c->s, c->cgroup, c->killed ? CGROUP_KILLED : CGROUP_USED);
@@ -773,12 +781,11 @@ static void child_check(struct child *c)
         count_end(c->s, status);
     unwatch(c);
     timer_stop(&c->kill_timer);
-    if (c->free_after) {
+    if (c->free_after)
         child_release(c);
-        return;
-    }
-    if (c->ops)
+    else if (c->ops)
         c->ops->exited(c->owner, c, status);
+    (void)waitpid(pid, NULL, WNOHANG);
 }
 
 static void on_pidfd(void *data, int events)

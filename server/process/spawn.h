@@ -78,7 +78,8 @@ struct child_ops {
     /* The program runs (sys 0; child valid) or could not be started (sys = exec's errno or what `prepare` returned,
      * child NULL and no other call follows). Always called on the loop, never from within spawn_start. */
     void (*started)(void *owner, struct child *child, int sys);
-    /* It has ended and been reaped. status as waitpid gives it. The child stays valid until child_free. */
+    /* It has ended, and will be reaped when this returns. status as waitpid gives it. The child stays valid until
+     * child_free. */
     void (*exited)(void *owner, struct child *child, int status);
 };
 

@@ -200,14 +200,22 @@ START_TEST(exit_codes_and_signals_come_back)
     start_sh(&r, "echo out; echo err >&2; exit 7");
     ck_assert_str_eq(read_all(&r), "out\nerr\n");
     ck_assert_int_eq(wait_exit(&r), 7);
+    ck_assert_int_eq(kill(child_pid(r.child), 0), -1); /* reaped */
     ck_assert_int_eq(child_signal(r.child, SIGTERM), -1);
     ck_assert_int_eq(errno, ESRCH);
     child_free(take_ptr(r.child), false);
     close(r.out[0]);
 
     r.started = r.exited = 0;
+    start_sh(&r, "exit 255");
+    ck_assert_int_eq(wait_exit(&r), 255);
+    child_free(take_ptr(r.child), false);
+    close(r.out[0]);
+
+    r.started = r.exited = 0;
     start_sh(&r, "kill -9 $$");
     ck_assert_int_eq(wait_exit(&r), -9);
+    ck_assert_int_eq(kill(child_pid(r.child), 0), -1);
     run_done(&r);
 }
 END_TEST
