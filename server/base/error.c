@@ -42,6 +42,22 @@ int abx_fail(struct abx_error *err, enum error_kind kind, int sys, const char *f
     return -1;
 }
 
+bool error_is_want(int sys)
+{
+    return sys == EMFILE || sys == ENFILE || sys == ENOMEM;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t len = strlen(text), n = strlen(end);
+    return len >= n && memcmp(text + len - n, end, n) == 0;
+}
+
+bool error_text_is_want(const char *text)
+{
+    return ends_with(text, strerrordesc_np(EMFILE)) || ends_with(text, strerrordesc_np(ENFILE));
+}
+
 const char *error_os_type(int sys)
 {
     switch (sys) {
@@ -72,6 +88,8 @@ int abx_fail_os(struct abx_error *err, int sys, const char *path)
         kind = E_NO_SPACE;
     else if (sys == ENOMEM)
         kind = E_NO_MEMORY;
+    else if (error_is_want(sys))
+        kind = E_OVERLOADED;
     char text[128];
     const char *what = strerror_r(sys, text, sizeof text);
     if (path)

@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "base/own.h"
 
 #define OCCUPIED_MIN 64 /* fewer are not worth a look */
@@ -367,7 +368,7 @@ int cgroups_take(struct cgroups *cg, struct cgroup_lease *ret)
         pthread_mutex_lock(&cg->lock);
         if (cg->state == UNTRIED) {
             errno = 0;
-            bool done = set_up(cg), want = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+            bool done = set_up(cg), want = error_is_want(errno);
             cg->state = done ? ON : want ? UNTRIED : OFF;
             if (!done)
                 cg->dir[0] = '\0';

@@ -46,6 +46,7 @@
 #include "base/metrics.h"
 #include "base/own.h"
 #include "process/cgroup.h"
+#include "process/in_child.h"
 #include "process/place.h"
 #include "process/tree.h"
 
@@ -78,6 +79,7 @@ struct spawner {
     struct list jobs;     /* struct job.link: handed to a worker */
     size_t running;       /* of children, without helpers */
     size_t tree_jobs; /* and jobs that tidy up cgroups */
+    pid_t told; /* its owner hears of its end just now, and it is to be reaped; 0: nobody */
     struct cgroups *cgroups;
     bool tidying;
     struct rlimit nofile; /* as we found it */
@@ -153,7 +155,7 @@ struct job {
     const char *oom_score;
     pid_t parent;
     struct cgroups *cgroups; /* NULL: start it in ours */
-    bool confined;           /* it begins where the worker runs (process/place.h) */
+    struct placed placed;
     bool cleared;            /* the kernel has taken the handlers off */
     /* The result. */
     unsigned cgroup;
@@ -167,13 +169,6 @@ struct job {
 };
 
 /* --- in the child, between clone and exec ------------------------------------------------------- */
-
-#define IN_CHILD                                                                                   \
-    __attribute__((no_sanitize("address"), no_sanitize("undefined"), no_sanitize("thread"),        \
-                   no_stack_protector))
-
-/* A raw call: its errno is the worker's TLS, which sleeps and doesn't care. */
-#define RAW(...) syscall(__VA_ARGS__)
 
 struct kernel_sigaction {
     void *handler;
@@ -327,8 +322,8 @@ IN_CHILD static int child_main(void *data)
 {
     struct job *j = data;
     j->born = true;
-    if (j->confined)
-        (void)RAW(SYS_sched_setaffinity, 0, j->s->place.size, j->s->place.all);
+    if (j->placed.confined)
+        place_free_both(&j->s->place, &j->placed);
     if (prepare(j) < 0) {
         j->sys = errno;
         (void)RAW(SYS_exit_group, 127);
@@ -434,10 +429,10 @@ static pid_t clone3_child(struct job *j, char *stack, size_t size, int cgroup)
     return clone_into(&args, child_main, j);
 }
 
-/* A want of memory, processes or descriptors says nothing about the kernel. */
+/* Neither does a want of processes say anything about the kernel. */
 static bool is_want(int sys)
 {
-    return sys == EAGAIN || sys == ENOMEM || sys == EMFILE || sys == ENFILE;
+    return sys == EAGAIN || error_is_want(sys);
 }
 
 /* In a cgroup of its own; -1 when that can't be, and nothing has happened. *ret_killed: it has, but it was killed before
@@ -558,7 +553,7 @@ static void job_run(void *data)
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
     j->started_ns = mono_ns();
     enter_slot(j);
-    j->confined = place_confine(&j->s->place);
+    place_confine(&j->s->place, &j->placed);
     pid_t pid = clone_any(j, stack, sizeof(stack));
     if (pid >= 0 && j->not_parted) { /* again, and from now on, with a copy of all */
         atomic_store(&j->s->no_slots, true);
@@ -570,8 +565,7 @@ static void job_run(void *data)
         pid = clone_any(j, stack, sizeof(stack));
     }
     int clone_errno = pid < 0 ? errno : 0;
-    if (j->confined)
-        place_free(&j->s->place);
+    place_free(&j->s->place, &j->placed);
     leave_slot(j);
     (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 
@@ -748,11 +742,20 @@ static void count_end(struct spawner *s, int status)
 static bool has_ended(pid_t pid, int *ret_status)
 {
     siginfo_t info = {0};
-    if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
+    if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
+        return errno != ECHILD && waitpid(pid, ret_status, WNOHANG) == pid; /* some filters know no waitid */
+    if (info.si_pid == 0)
         return false;
     *ret_status = info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
                                              : info.si_status | (info.si_code == CLD_DUMPED ? WCOREFLAG : 0);
     return true;
+}
+
+static void reap_told(struct spawner *s)
+{
+    if (s->told)
+        (void)waitpid(s->told, NULL, WNOHANG);
+    s->told = 0;
 }
 
 /* It has ended (or this is a false alarm): sweep if that is due, then tell and reap. In this order, for the kernel takes
@@ -772,20 +775,22 @@ static void child_check(struct child *c)
             return; /* tree_ran comes back */
     }
 
-    const pid_t pid = c->pid;
+    struct spawner *s = c->s;
+    reap_told(s);
+    s->told = c->pid;
     c->status = status;
     c->reaped = true;
-    give_back(c->s, c->cgroup, c->killed ? CGROUP_KILLED : CGROUP_USED);
+    give_back(s, c->cgroup, c->killed ? CGROUP_KILLED : CGROUP_USED);
     list_remove(&c->link);
     if (!c->helper)
-        count_end(c->s, status);
+        count_end(s, status);
     unwatch(c);
     timer_stop(&c->kill_timer);
     if (c->free_after)
         child_release(c);
     else if (c->ops)
         c->ops->exited(c->owner, c, status);
-    (void)waitpid(pid, NULL, WNOHANG);
+    reap_told(s);
 }
 
 static void on_pidfd(void *data, int events)
@@ -1032,6 +1037,7 @@ int spawn_start(struct spawner *s, const struct spawn_opts *o, const struct chil
 {
     if (s->stopping)
         return abx_fail(err, E_STOPPING, 0, "The server is stopping");
+    reap_told(s); /* it counts among the processes that a cgroup or a user may have */
     struct job *j = calloc(1, sizeof(*j));
     if (!j)
         return abx_fail(err, E_NO_MEMORY, ENOMEM, "Out of memory");
@@ -1207,7 +1213,6 @@ struct spawner *spawner_new(struct loop *loop)
     if (getrlimit(RLIMIT_NOFILE, &s->nofile) < 0)
         s->nofile = (struct rlimit){1024, 4096};
     read_oom_score(s);
-    place_init(&s->place);
     keep_inherited();
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* Linux >= 3.4; without it orphans go to PID 1 */
 
@@ -1222,6 +1227,7 @@ struct spawner *spawner_new(struct loop *loop)
     }
     s->ignored |= (uint64_t)1 << (SIGPIPE - 1); /* we do, sooner or later */
     signal(SIGCHLD, SIG_DFL); /* ignored by whoever started us, the kernel would throw exit codes away */
+    place_init(&s->place);
     s->cgroups = cgroups_new();
     s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     s->proc_fd = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);

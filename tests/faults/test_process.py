@@ -111,6 +111,8 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(10)
 
+    close = stop
+
 
 def events(text):
     out = []
@@ -914,21 +916,31 @@ def test_processors_that_an_operator_chose_stay(tmp_path, n):
         server = Server(tmp_path)
     finally:
         os.sched_setaffinity(0, ALL)
-    start_what_fails(server, tmp_path)
-    assert seen_by_programs(server) == {str(sorted(some))}
-    assert masks(server) == {frozenset(some)}
-    server.stop()
+    with contextlib.closing(server):
+        start_what_fails(server, tmp_path)
+        assert seen_by_programs(server) == {str(sorted(some))}
+        assert masks(server) == {frozenset(some)}
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="one processor")
 def test_processors_that_an_operator_changes_later_stay(tmp_path):
-    server = Server(tmp_path)
-    assert seen_by_programs(server) == {str(sorted(ALL))}
-    one = {min(ALL)}
-    restrict(server, one)
-    assert seen_by_programs(server) == {str(sorted(one))}
-    assert masks(server) == {frozenset(one)}
-    restrict(server, ALL)
-    assert seen_by_programs(server) == {str(sorted(ALL))}
-    assert masks(server) == {frozenset(ALL)}
-    server.stop()
+    with contextlib.closing(Server(tmp_path)) as server:
+        assert seen_by_programs(server) == {str(sorted(ALL))}
+        one = {min(ALL)}
+        restrict(server, one)
+        assert seen_by_programs(server) == {str(sorted(one))}
+        assert masks(server) == {frozenset(one)}
+        restrict(server, ALL)
+        assert seen_by_programs(server) == {str(sorted(ALL))}
+        assert masks(server) == {frozenset(ALL)}
+
+
+def test_a_start_does_not_wait_for_its_own_program(tmp_path):
+    """The worker is free again when its child calls exec; else it would get its turn after the busy child's first slice."""
+    with contextlib.closing(Server(tmp_path)) as server:
+        for _ in range(20):
+            pid = server.post("/process/start", {"command": "while :; do :; done", "shell": True})[1]["pid"]
+            assert masks(server) == {frozenset(ALL)}
+            assert os.sched_getaffinity(pid) == ALL
+            server.post(f"/process/{pid}/signal", {"signal": 9})
+            server.settle(lambda: not alive(pid))

@@ -220,6 +220,38 @@ START_TEST(exit_codes_and_signals_come_back)
 }
 END_TEST
 
+/* At its end the next one starts at once, as when requests are pipelined. */
+static void start_next(void *owner, struct child *child, int status)
+{
+    struct run *r = owner;
+    struct abx_error err;
+    char *argv[] = {"true", NULL};
+    const struct spawn_opts o = {.file = "/bin/true", .argv = argv, .envp = environ, .cwd_fd = -1,
+                                 .fds = {-1, -1, -1}, .uid = -1, .gid = -1};
+    r->started = 0;
+    ck_assert_int_eq(spawn_start(r->s, &o, &ops, r, &err), 0);
+    ck_assert_int_eq(kill(child_pid(child), 0), -1);
+    child_free(child, false);
+}
+
+/* A zombie counts among the processes that we may have: 503 for the next one, when that is one too many. */
+START_TEST(one_that_is_started_at_anothers_end_finds_it_gone)
+{
+    static const struct child_ops chain = {on_started, start_next};
+    struct run r;
+    run_init(&r);
+    struct abx_error err;
+    char *argv[] = {"true", NULL};
+    const struct spawn_opts o = {.file = "/bin/true", .argv = argv, .envp = environ, .cwd_fd = -1,
+                                 .fds = {-1, -1, -1}, .uid = -1, .gid = -1};
+    ck_assert_int_eq(spawn_start(r.s, &o, &chain, &r, &err), 0);
+    while (!r.exited)
+        turn(&r);
+    ck_assert_int_eq(child_exit_code(r.child), 0);
+    run_done(&r);
+}
+END_TEST
+
 /* The mask of /proc/self/status. */
 static const char *own_processors(char *line, size_t size)
 {
@@ -551,7 +583,7 @@ START_TEST(stop_ends_everything_with_grace)
 END_TEST
 
 TEST_MAIN("spawn", missing_program_reports_its_errno_and_leaves_no_child, file_that_is_not_executable_is_refused,
-          nothing_starts_while_stopping, exit_codes_and_signals_come_back,
+          nothing_starts_while_stopping, exit_codes_and_signals_come_back, one_that_is_started_at_anothers_end_finds_it_gone,
           child_has_clean_signals_own_session_and_three_descriptors, extra_descriptors_and_limits_arrive,
           user_is_changed_when_privileged, terminate_ends_grandchildren_also_in_sessions_of_their_own,
           kill_follows_when_term_is_ignored, grace_can_be_shortened_once_it_runs, orphans_are_collected_and_exit_codes_are_not_stolen,
