@@ -63,7 +63,10 @@ void *module_symbol(const char *name, const char *symbol, struct abx_error *err)
     /* Never closed: the libraries below keep global state. dlopen counts references and locks itself. */
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     void *found = handle ? dlsym(handle, symbol) : NULL;
-    if (!found)
-        abx_fail(err, E_RUNTIME_503, 0, "the module '%s' can't be used: %s", file, dlerror());
+    if (!found) {
+        const char *said = dlerror(), *why = said ? said : "it lacks what is looked for";
+        abx_fail(err, error_text_is_want(why) ? E_OVERLOADED : E_RUNTIME_503, 0, "the module '%s' can't be used: %s", file,
+                 why);
+    }
     return found;
 }

@@ -140,6 +140,8 @@ static int walk(struct lister *l, int fd, int64_t depth, struct abx_error *err)
         if (!S_ISDIR(st.st_mode) || !l->opt->recursive || depth >= l->opt->max_depth)
             continue;
         autoclose int sub = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (sub < 0 && error_is_want(errno))
+            return abx_fail_os(err, errno, l->path.data);
         if (sub >= 0 && walk(l, sub, depth + 1, err) < 0)
             return -1;
     }

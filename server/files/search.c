@@ -42,7 +42,8 @@ struct search {
     struct buf *out;
     const char *start; /* without a slash at its end: "" for "/" */
     bool judge_all;
-    atomic_bool timed_out, cancelled, no_memory;
+    atomic_bool timed_out, cancelled;
+    atomic_int want; /* errno of a want of memory or descriptors, 0: none */
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t changed;
     struct folder *top;    /* of the stack */
@@ -68,10 +69,17 @@ static bool must_stop(void *data, size_t so_far)
         atomic_store(&s->timed_out, true);
     if (s->opt->cancelled && s->opt->cancelled(s->opt->data))
         atomic_store(&s->cancelled, true);
-    return atomic_load(&s->timed_out) || atomic_load(&s->cancelled) || atomic_load(&s->no_memory);
+    return atomic_load(&s->timed_out) || atomic_load(&s->cancelled) || atomic_load(&s->want);
 }
 
 /* --- one directory ------------------------------------------------------------------------------- */
+
+/* What can't be opened is passed over, but not when that is no fault of its own. */
+static void note_want(struct search *s, int fd)
+{
+    if (fd < 0 && error_is_want(errno))
+        atomic_store(&s->want, errno);
+}
 
 /* Does the file hold the bytes? Read in windows that overlap by the length of what is looked for. */
 static bool holds(struct searcher *me, int dirfd, const char *name)
@@ -79,6 +87,7 @@ static bool holds(struct searcher *me, int dirfd, const char *name)
     const struct search_options *o = me->s->opt;
     autoclose int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     struct stat st;
+    note_want(me->s, fd);
     if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
         return false;
     buf_reset(&me->content);
@@ -298,6 +307,7 @@ static bool open_folder(struct search *s, struct folder *f)
         return true;
     pthread_mutex_unlock(&s->lock);
     int fd = openat(f->parent->fd, f->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    note_want(s, fd);
     pthread_mutex_lock(&s->lock);
     f->fd = fd;
     if (--f->parent->unopened == 0)
@@ -317,7 +327,7 @@ static void deal_with_one(struct searcher *me)
         int rc = must_stop(me, 0) ? 0 : visit(me, f);
         pthread_mutex_lock(&s->lock);
         if (rc < 0)
-            atomic_store(&s->no_memory, true);
+            atomic_store(&s->want, ENOMEM);
         if (f->unopened == 0)
             close(take_fd(&f->fd));
     }
@@ -331,7 +341,7 @@ static void deal_with_one(struct searcher *me)
     s->working--;
     advance(s, false);
     s->stop = s->stop || s->full || atomic_load(&s->timed_out) || atomic_load(&s->cancelled) ||
-              atomic_load(&s->no_memory);
+              atomic_load(&s->want);
     pthread_cond_broadcast(&s->changed);
 }
 
@@ -414,7 +424,8 @@ int files_search(const struct guard *g, const char *path, size_t len,
         return abx_fail(err, E_CANCELLED, 0, "the client has left");
     buf_addf(out, "], \"timed_out\": %s, \"truncated\": %s}", atomic_load(&s.timed_out) ? "true" : "false",
              s.full ? "true" : "false");
-    return out->failed || atomic_load(&s.no_memory)
-               ? abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the search")
-               : 0;
+    int want = out->failed ? ENOMEM : atomic_load(&s.want);
+    if (want == ENOMEM)
+        return abx_fail(err, E_NO_MEMORY, ENOMEM, "no memory for the search");
+    return want ? abx_fail_os(err, want, gp.resolved) : 0;
 }

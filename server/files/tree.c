@@ -32,6 +32,14 @@ static void push(struct buf *path, const char *name)
 /* --- judging -------------------------------------------------------------------------------------
  */
 
+/* By errno. */
+static int cannot_judge(struct abx_error *err, const char *path)
+{
+    if (error_is_want(errno))
+        return abx_fail_os(err, errno, path);
+    return abx_fail(err, E_PATH_DENIED, errno, "the tree can't be checked against the policy");
+}
+
 static int judge(const struct guard *g, int fd, struct buf *path, size_t *count, int level,
                  struct abx_error *err)
 {
@@ -54,8 +62,7 @@ static int judge(const struct guard *g, int fd, struct buf *path, size_t *count,
             continue;
         autoclose int sub = openat(fd, dir_name(&d, i), ENTER);
         if (sub < 0 && errno != ENOENT)
-            return abx_fail(err, E_PATH_DENIED, errno,
-                            "the tree can't be checked against the policy");
+            return cannot_judge(err, text);
         if (sub >= 0 && judge(g, sub, path, count, level + 1, err) < 0)
             return -1;
     }
@@ -72,7 +79,7 @@ int tree_check_denied(const struct guard *g, int dirfd, const char *name, const 
     if (fd < 0) {
         if (errno == ENOTDIR || errno == ELOOP || errno == ENOENT)
             return 0; /* not a directory: judged by its own path */
-        return abx_fail(err, E_PATH_DENIED, errno, "the tree can't be checked against the policy");
+        return cannot_judge(err, resolved);
     }
     autobuf struct buf path = BUF_INIT;
     buf_adds(&path, resolved);

@@ -255,7 +255,7 @@ static int look_through(struct watch *w, int fd_given, const char *path, int lev
         return 0;
     }
     if (watch_dir(w, fd, dir_path, level) < 0) {
-        if (level == 0 || errno == ENOSPC || errno == ENOMEM) {
+        if (level == 0 || errno == ENOSPC || error_is_want(errno)) {
             w->overflown = true;
             return -1;
         }
@@ -294,6 +294,7 @@ static int look_through(struct watch *w, int fd_given, const char *path, int lev
         if (!it->is_dir)
             continue;
         int sub = openat(fd, dir_name(&d, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        w->overflown |= sub < 0 && error_is_want(errno);
         if (sub >= 0)
             rc = look_through(w, sub, text, level + 1, out);
     }
@@ -441,6 +442,7 @@ static void present(struct watch *w, const struct node *node, const char *name, 
     if (!there || !it->is_dir)
         return;
     int sub = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    w->overflown |= sub < 0 && error_is_want(errno);
     if (sub >= 0)
         (void)look_through(w, sub, path, level + 1,
                            out); /* marked overflown when the limit is met */

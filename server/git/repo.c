@@ -41,8 +41,9 @@ int repo_fail(struct abx_error *err, const char *what)
     const git_error *last = git_error_last();
     if (last && last->klass == GIT_ERROR_NOMEMORY)
         return abx_fail(err, E_NO_MEMORY, 0, "Out of memory");
-    return abx_fail(err, E_GIT, 0, "%s: %s", what,
-                    last && last->message ? last->message : "unknown error");
+    const char *text = last && last->message ? last->message : "unknown error";
+    bool want = last && last->klass == GIT_ERROR_OS && error_text_is_want(text);
+    return abx_fail(err, want ? E_OVERLOADED : E_GIT, 0, "%s: %s", what, text);
 }
 
 bool repo_late(const struct git_query *q) { return mono_ms() > q->deadline_ms; }

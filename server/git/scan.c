@@ -42,19 +42,26 @@ struct scan {
     size_t n_stack, cap_stack;
     size_t busy;
     struct scanned found;
-    atomic_bool stop; /* too many, no memory, no time */
+    atomic_bool stop; /* too many, no memory, no descriptors, no time */
     bool failed;
 };
 
 /* --- shared, under the lock ------------------------------------------------------------------- */
 
+static void give_up(struct scan *s)
+{
+    pthread_mutex_lock(&s->lock);
+    atomic_store(&s->stop, true);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void fail(struct scan *s)
 {
     pthread_mutex_lock(&s->lock);
     s->failed = true;
-    atomic_store(&s->stop, true);
-    pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+    give_up(s);
 }
 
 /* Takes path. */
@@ -248,6 +255,8 @@ static void take_directory(struct scan *s, const struct directory *d)
         openat(s->root, *d->path ? d->path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (!dir) { /* what was in it counts as not met */
+        if (error_is_want(errno))
+            give_up(s); /* libgit2 may try, and say so */
         if (fd >= 0)
             close(fd);
         return;

@@ -184,7 +184,7 @@ static void accept_ready(void *data, int events)
         if (fd < 0) {
             if (errno == EINTR || errno == ECONNABORTED)
                 continue;
-            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            if (errno == ENOBUFS || error_is_want(errno)) {
                 /* Not in a busy loop: again soon, or as soon as the oldest idle one is closed. */
                 if (close_idlest(h))
                     continue;

@@ -544,7 +544,7 @@ int resp_error(struct resp *resp, const struct abx_error *what, json_t *fields)
         resp->code = "error";
     }
     struct abx_error err;
-    if (resp->status == 429 && !json_object_get(extra, "retry_after"))
+    if ((resp->status == 429 || what->kind == E_OVERLOADED) && !json_object_get(extra, "retry_after"))
         (void)resp_header(resp, "Retry-After", "1", NULL); /* nobody knows when; best effort */
     if (take_json(resp, body, &err) < 0) {
         drop_body(resp);

@@ -747,7 +747,7 @@ int guard_open_cwd(const struct guard *g, const char *cwd, size_t len, struct ar
             return no_memory(err);
         if (fd < 0)
             fd = open(base.path, flags);
-        if (fd < 0 && errno != EMFILE && errno != ENFILE && errno != ENOMEM) {
+        if (fd < 0 && !error_is_want(errno)) {
             base.path = "/";
             fd = open_slash();
         }

@@ -311,7 +311,7 @@ static int look_up(void *order, struct spawn_opts *opts)
     if ((o->shell ? command_check_script : command_check)(o->rule, o->argv, o->argc, o->program, where, &o->arena,
                                                           &o->refused) < 0)
         return refuse(o, NULL);
-    if (cwd_wrong && (cwd_error.sys == EMFILE || cwd_error.sys == ENFILE))
+    if (cwd_wrong && error_is_want(cwd_error.sys))
         return cwd_error.sys; /* no fault of the order */
     if (cwd_wrong)
         return refuse(o, &cwd_error);

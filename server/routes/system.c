@@ -13,7 +13,10 @@
 #include "system/ports.h"
 #include "system/redact.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 /* How it works: what blocks runs on a worker as a `struct job`; what it learned comes back with it
  * and is kept by the service on the loop, for the next call. While a job is out with some memory,
@@ -21,6 +24,7 @@
 
 #define METRICS_FRESH_MS 1000
 #define DISK_PATIENCE_MS 3000 /* a dead mount must hold neither a caller nor the workers */
+#define DESCRIPTORS_AT_ONCE 4 /* that a job may need */
 #define MIN_SECRET 8          /* shorter values are looked for as a whole only */
 
 struct system_service {
@@ -147,6 +151,23 @@ static void job_answer(struct job *j)
     job_end(j);
 }
 
+/* A file that can't be opened is left out of an answer. A want of descriptors would look like a machine without memory,
+ * ports or packages, so it is told before. */
+static bool lacks_descriptors(struct job *j)
+{
+    int fds[DESCRIPTORS_AT_ONCE], sys = 0;
+    size_t n = 0;
+    while (n < ARRAY_LEN(fds) && (fds[n] = open("/", O_PATH | O_CLOEXEC)) >= 0)
+        n++;
+    if (n < ARRAY_LEN(fds))
+        sys = errno;
+    while (n > 0)
+        close(fds[--n]);
+    if (error_is_want(sys))
+        j->failed = abx_fail_os(&j->err, sys, NULL) < 0;
+    return j->failed;
+}
+
 static int no_answer(struct abx_error *err)
 {
     return abx_fail(err, E_RUNTIME_503, 0, "A file system does not answer");
@@ -192,6 +213,8 @@ static int disk_job_start(struct job *j, void (*fn)(void *data), void (*done)(vo
 static void info_work(void *data)
 {
     struct job *j = data;
+    if (lacks_descriptors(j))
+        return;
     if (!j->python)
         j->python = host_python_version(j->search_path);
     struct host host = {
@@ -230,6 +253,8 @@ int route_system_info(struct req *req, struct resp *resp, struct abx_error *err)
 static void metrics_work(void *data)
 {
     struct job *j = data;
+    if (lacks_descriptors(j))
+        return;
     struct host host = {.root = "", .base_dir = j->base_dir, .python_version = ""};
     j->value = host_metrics(&host, &j->cpu, &j->err);
     j->failed = !j->value;
@@ -270,6 +295,8 @@ int route_system_metrics(struct req *req, struct resp *resp, struct abx_error *e
 static void ports_work(void *data)
 {
     struct job *j = data;
+    if (lacks_descriptors(j))
+        return;
     json_t *list = ports_list("", &j->owners, &j->err);
     j->value = list ? json_make(&j->err, "{s:o}", "listening", list) : NULL;
     j->failed = !j->value;
@@ -299,6 +326,8 @@ int route_ports(struct req *req, struct resp *resp, struct abx_error *err)
 static void packages_work(void *data)
 {
     struct job *j = data;
+    if (lacks_descriptors(j))
+        return;
     j->failed = packages_read(&j->query, &j->cache, &j->err) < 0;
 }
 
