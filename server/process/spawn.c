@@ -6,8 +6,8 @@
  * system calls: it shares the worker's TLS, and libc's set*id functions would signal all threads.
  * CLONE_CHILD_SETTID writes its pid into the job before its first instruction.
  *
- * How it ends. The pidfd becomes readable, the loop reaps. While a tree job works on the leader's
- * number (`pins`), reaping waits, so the number can't be given to a stranger meanwhile.
+ * How it ends. The pidfd becomes readable, the loop tells the owner and reaps. While a tree job works on the leader's
+ * number (`pins`), both wait, so the number can't be given to a stranger meanwhile.
  *
  * Orphans. SIGCHLD is read from a signalfd, at most once per REAP_PAUSE_MS. waitid(WNOWAIT) shows one
  * ended child: if it is ours it ends as above, if a spawn in progress owns it we come back when that
