@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
+
 static const struct {
     int status;
     const char *type, *code;
@@ -47,15 +49,9 @@ bool error_is_want(int sys)
     return sys == EMFILE || sys == ENFILE || sys == ENOMEM;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t len = strlen(text), n = strlen(end);
-    return len >= n && memcmp(text + len - n, end, n) == 0;
-}
-
 bool error_text_is_want(const char *text)
 {
-    return ends_with(text, strerrordesc_np(EMFILE)) || ends_with(text, strerrordesc_np(ENFILE));
+    return text_ends_with(text, strerrordesc_np(EMFILE)) || text_ends_with(text, strerrordesc_np(ENFILE));
 }
 
 const char *error_os_type(int sys)

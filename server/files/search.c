@@ -62,6 +62,11 @@ struct searcher {
     int64_t level;
 };
 
+static bool is_given_up(const struct search *s)
+{
+    return atomic_load(&s->timed_out) || atomic_load(&s->cancelled) || atomic_load(&s->want);
+}
+
 static bool must_stop(void *data, size_t so_far)
 {
     struct search *s = ((struct searcher *)data)->s;
@@ -69,7 +74,7 @@ static bool must_stop(void *data, size_t so_far)
         atomic_store(&s->timed_out, true);
     if (s->opt->cancelled && s->opt->cancelled(s->opt->data))
         atomic_store(&s->cancelled, true);
-    return atomic_load(&s->timed_out) || atomic_load(&s->cancelled) || atomic_load(&s->want);
+    return is_given_up(s);
 }
 
 /* --- one directory ------------------------------------------------------------------------------- */
@@ -340,8 +345,7 @@ static void deal_with_one(struct searcher *me)
     f->done = true;
     s->working--;
     advance(s, false);
-    s->stop = s->stop || s->full || atomic_load(&s->timed_out) || atomic_load(&s->cancelled) ||
-              atomic_load(&s->want);
+    s->stop = s->stop || s->full || is_given_up(s);
     pthread_cond_broadcast(&s->changed);
 }
 

@@ -243,6 +243,14 @@ static int watch_dir(struct watch *w, int fd, const char *path, int level)
     return 0;
 }
 
+/* A directory that is to be watched, -1 if it can't be; for want of descriptors we follow less than there is. */
+static int open_below(struct watch *w, int dirfd, const char *name)
+{
+    int fd = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    w->overflown |= fd < 0 && error_is_want(errno);
+    return fd;
+}
+
 /* Watches a directory and looks through it: unknown entries become items (told when w->tell),
  * changed ones are told in a round of looking again. The watch comes first, so that nothing falls
  * between. `fd` is closed. -1: the root can't be watched (errno). */
@@ -293,8 +301,7 @@ static int look_through(struct watch *w, int fd_given, const char *path, int lev
         it->seen = w->round;
         if (!it->is_dir)
             continue;
-        int sub = openat(fd, dir_name(&d, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        w->overflown |= sub < 0 && error_is_want(errno);
+        int sub = open_below(w, fd, dir_name(&d, i));
         if (sub >= 0)
             rc = look_through(w, sub, text, level + 1, out);
     }
@@ -441,8 +448,7 @@ static void present(struct watch *w, const struct node *node, const char *name, 
     tell(out, "created", path, it->is_dir, NULL);
     if (!there || !it->is_dir)
         return;
-    int sub = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    w->overflown |= sub < 0 && error_is_want(errno);
+    int sub = open_below(w, fd, name);
     if (sub >= 0)
         (void)look_through(w, sub, path, level + 1,
                            out); /* marked overflown when the limit is met */

@@ -48,20 +48,13 @@ struct scan {
 
 /* --- shared, under the lock ------------------------------------------------------------------- */
 
-static void give_up(struct scan *s)
+static void give_up(struct scan *s, bool failed)
 {
     pthread_mutex_lock(&s->lock);
+    s->failed |= failed;
     atomic_store(&s->stop, true);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-}
-
-static void fail(struct scan *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->failed = true;
-    pthread_mutex_unlock(&s->lock);
-    give_up(s);
 }
 
 /* Takes path. */
@@ -229,7 +222,7 @@ static void take_name(struct scan *s, const struct directory *d, int dir,
      */
     char *sub = join(d->path, name, "/");
     if (!sub) {
-        fail(s);
+        give_up(s, true);
         return;
     }
     at = lower_bound(s, at, d->to, prefix, sub + prefix);
@@ -256,7 +249,7 @@ static void take_directory(struct scan *s, const struct directory *d)
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (!dir) { /* what was in it counts as not met */
         if (error_is_want(errno))
-            give_up(s); /* libgit2 may try, and say so */
+            give_up(s, false); /* libgit2 may try, and say so */
         if (fd >= 0)
             close(fd);
         return;
@@ -277,7 +270,7 @@ static void *work(void *data)
         take_directory(s, &d);
         free(d.path);
         if (repo_late(s->q))
-            fail(s);
+            give_up(s, true);
         done_with(s);
     }
     return NULL;

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/num.h"
+#include "base/text.h"
 #include "base/utf8.h"
 
 #include <errno.h>
@@ -860,16 +861,10 @@ static int read_all(const char *path, struct buf *out, struct abx_error *err)
     return 0;
 }
 
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), t = strlen(tail);
-    return n >= t && strcmp(s + n - t, tail) == 0;
-}
-
 int policy_doc_load(const char *path, struct policy_doc **ret, struct abx_error *err)
 {
     autobuf struct buf text = BUF_INIT;
-    bool yaml = ends_with(path, ".yaml") || ends_with(path, ".yml");
+    bool yaml = text_ends_with(path, ".yaml") || text_ends_with(path, ".yml");
 
     if (read_all(path, &text, err) < 0)
         return -1;

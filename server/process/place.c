@@ -71,24 +71,6 @@ static bool has_room(const struct place *p)
     return running > 0 && running < p->n;
 }
 
-static bool learn(struct place *p)
-{
-    size_t size = get(0, p->found);
-    for (size_t i = 0; i < size / sizeof(p->found[0]); i++)
-        p->n += (size_t)__builtin_popcountl(p->found[i]);
-    if (p->n < 2)
-        return false;
-    /* Since Linux 6.2 a mask that was set bounds a cpuset that grows later. We set one only where somebody did. */
-    memset(p->all, 0xff, size);
-    if (!set(0, p->all, size))
-        return false;
-    p->size = size;
-    if (unchanged(p))
-        return true;
-    memcpy(p->all, p->found, size);
-    return set(0, p->found, size);
-}
-
 /* Some filters don't refuse but kill: a child finds out, that nobody misses. */
 static bool is_deadly(void)
 {
@@ -104,10 +86,28 @@ static bool is_deadly(void)
     return pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status);
 }
 
+static bool learn(struct place *p)
+{
+    size_t size = get(0, p->found);
+    for (size_t i = 0; i < size / sizeof(p->found[0]); i++)
+        p->n += (size_t)__builtin_popcountl(p->found[i]);
+    if (p->n < 2 || is_deadly())
+        return false;
+    /* Since Linux 6.2 a mask that was set bounds a cpuset that grows later. We set one only where somebody did. */
+    memset(p->all, 0xff, size);
+    if (!set(0, p->all, size))
+        return false;
+    p->size = size;
+    if (unchanged(p))
+        return true;
+    memcpy(p->all, p->found, size);
+    return set(0, p->found, size);
+}
+
 void place_init(struct place *p)
 {
     *p = (struct place){.load_fd = -1};
-    if (!is_deadly() && learn(p))
+    if (learn(p))
         p->load_fd = open_load();
 }
 

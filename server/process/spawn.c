@@ -429,7 +429,7 @@ static pid_t clone3_child(struct job *j, char *stack, size_t size, int cgroup)
     return clone_into(&args, child_main, j);
 }
 
-/* Neither does a want of processes say anything about the kernel. */
+/* A want of processes, too, says nothing about the kernel. */
 static bool is_want(int sys)
 {
     return sys == EAGAIN || error_is_want(sys);
@@ -1200,6 +1200,21 @@ static void make_slots(struct spawner *s)
     atomic_store(&s->no_slots, !some);
 }
 
+/* What it holds, and itself. */
+static void release(struct spawner *s)
+{
+    if (s->null_fd >= 0)
+        close(s->null_fd);
+    if (s->chld_fd >= 0)
+        close(s->chld_fd);
+    if (s->proc_fd >= 0)
+        close(s->proc_fd);
+    place_done(&s->place);
+    free_slots(s);
+    cgroups_free(s->cgroups);
+    free(s);
+}
+
 struct spawner *spawner_new(struct loop *loop)
 {
     struct spawner *s = calloc(1, sizeof(*s));
@@ -1234,16 +1249,7 @@ struct spawner *spawner_new(struct loop *loop)
     make_slots(s);
     s->chld_fd = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!s->cgroups || s->null_fd < 0 || s->chld_fd < 0 || io_init(&s->chld_io, loop, s->chld_fd, on_sigchld, s) < 0) {
-        if (s->null_fd >= 0)
-            close(s->null_fd);
-        if (s->chld_fd >= 0)
-            close(s->chld_fd);
-        if (s->proc_fd >= 0)
-            close(s->proc_fd);
-        place_done(&s->place);
-        free_slots(s);
-        cgroups_free(s->cgroups);
-        free(s);
+        release(s);
         return NULL;
     }
     (void)io_want(&s->chld_io, UV_READABLE);
@@ -1329,12 +1335,5 @@ void spawner_free(struct spawner *s)
     timer_done(&s->reap_timer);
     timer_done(&s->stop_timer);
     io_done(&s->chld_io);
-    close(s->chld_fd);
-    close(s->null_fd);
-    if (s->proc_fd >= 0)
-        close(s->proc_fd);
-    place_done(&s->place);
-    free_slots(s);
-    cgroups_free(s->cgroups);
-    free(s);
+    release(s);
 }

@@ -40,6 +40,7 @@ struct system_service {
 struct job {
     struct req *req;
     struct system_service *service;
+    void (*work)(struct job *j); /* on a worker */
     char *search_path, *base_dir, *home, *pythonpath; /* copies: the environment is the loop's */
     char *python;
     struct cpu_sample cpu;
@@ -119,11 +120,35 @@ static struct job *job_new(struct req *req, struct abx_error *err)
     return j;
 }
 
-/* Takes j. */
-static int job_start(struct job *j, void (*fn)(void *data), void (*done)(void *data),
-                     struct abx_error *err)
+/* A file that can't be opened is left out of an answer. A want of descriptors would look like a machine without memory,
+ * ports or packages, so it is told before. */
+static bool lacks_descriptors(struct job *j)
 {
-    if (req_work(j->req, WORK_SHORT, fn, done, j, err) < 0) {
+    int fds[DESCRIPTORS_AT_ONCE], sys = 0;
+    size_t n = 0;
+    while (n < ARRAY_LEN(fds) && (fds[n] = open("/", O_PATH | O_CLOEXEC)) >= 0)
+        n++;
+    if (n < ARRAY_LEN(fds))
+        sys = errno;
+    while (n > 0)
+        close(fds[--n]);
+    if (error_is_want(sys))
+        j->failed = abx_fail_os(&j->err, sys, NULL) < 0;
+    return j->failed;
+}
+
+static void job_run(void *data)
+{
+    struct job *j = data;
+    if (!lacks_descriptors(j))
+        j->work(j);
+}
+
+/* Takes j. */
+static int job_start(struct job *j, void (*work)(struct job *j), void (*done)(void *data), struct abx_error *err)
+{
+    j->work = work;
+    if (req_work(j->req, WORK_SHORT, job_run, done, j, err) < 0) {
         job_free(j);
         return -1;
     }
@@ -149,23 +174,6 @@ static void job_answer(struct job *j)
     if (!j->failed && !j->answered)
         j->failed = resp_value(req_resp(j->req), take_ptr(j->value), &j->err) < 0;
     job_end(j);
-}
-
-/* A file that can't be opened is left out of an answer. A want of descriptors would look like a machine without memory,
- * ports or packages, so it is told before. */
-static bool lacks_descriptors(struct job *j)
-{
-    int fds[DESCRIPTORS_AT_ONCE], sys = 0;
-    size_t n = 0;
-    while (n < ARRAY_LEN(fds) && (fds[n] = open("/", O_PATH | O_CLOEXEC)) >= 0)
-        n++;
-    if (n < ARRAY_LEN(fds))
-        sys = errno;
-    while (n > 0)
-        close(fds[--n]);
-    if (error_is_want(sys))
-        j->failed = abx_fail_os(&j->err, sys, NULL) < 0;
-    return j->failed;
 }
 
 static int no_answer(struct abx_error *err)
@@ -196,12 +204,12 @@ static void give_up(void *data)
         req_finish(j->req);
 }
 
-static int disk_job_start(struct job *j, void (*fn)(void *data), void (*done)(void *data),
-                          struct abx_error *err)
+static int disk_job_start(struct job *j, void (*work)(struct job *j), void (*done)(void *data), struct abx_error *err)
 {
+    j->work = work;
     timer_init(&j->patience, req_loop(j->req), give_up, j);
     timer_start(&j->patience, DISK_PATIENCE_MS);
-    if (req_work(j->req, WORK_SHORT, fn, done, j, err) == 0)
+    if (req_work(j->req, WORK_SHORT, job_run, done, j, err) == 0)
         return REQ_PENDING;
     timer_done(&j->patience);
     job_free(j);
@@ -210,11 +218,8 @@ static int disk_job_start(struct job *j, void (*fn)(void *data), void (*done)(vo
 
 /* --- GET /system/info ------------------------------------------------------------------------- */
 
-static void info_work(void *data)
+static void info_work(struct job *j)
 {
-    struct job *j = data;
-    if (lacks_descriptors(j))
-        return;
     if (!j->python)
         j->python = host_python_version(j->search_path);
     struct host host = {
@@ -250,11 +255,8 @@ int route_system_info(struct req *req, struct resp *resp, struct abx_error *err)
 
 /* --- GET /system/metrics ---------------------------------------------------------------------- */
 
-static void metrics_work(void *data)
+static void metrics_work(struct job *j)
 {
-    struct job *j = data;
-    if (lacks_descriptors(j))
-        return;
     struct host host = {.root = "", .base_dir = j->base_dir, .python_version = ""};
     j->value = host_metrics(&host, &j->cpu, &j->err);
     j->failed = !j->value;
@@ -292,11 +294,8 @@ int route_system_metrics(struct req *req, struct resp *resp, struct abx_error *e
 
 /* --- GET /ports ------------------------------------------------------------------------------- */
 
-static void ports_work(void *data)
+static void ports_work(struct job *j)
 {
-    struct job *j = data;
-    if (lacks_descriptors(j))
-        return;
     json_t *list = ports_list("", &j->owners, &j->err);
     j->value = list ? json_make(&j->err, "{s:o}", "listening", list) : NULL;
     j->failed = !j->value;
@@ -323,11 +322,8 @@ int route_ports(struct req *req, struct resp *resp, struct abx_error *err)
 
 /* --- GET /packages ---------------------------------------------------------------------------- */
 
-static void packages_work(void *data)
+static void packages_work(struct job *j)
 {
-    struct job *j = data;
-    if (lacks_descriptors(j))
-        return;
     j->failed = packages_read(&j->query, &j->cache, &j->err) < 0;
 }
 

@@ -11,8 +11,6 @@ import subprocess
 import pytest
 from test_process import Server
 
-COMMANDS = os.path.abspath(os.environ.get("ABX_COMMANDS", "build/tests/commands_fixture.so"))
-
 # What can't be done without a descriptor.
 NEED = [
     ("GET", "/files/list?path=.", None),

@@ -1,14 +1,11 @@
 #include "process/place.h"
 #include "../check_main.h"
+#include "../filter.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -188,18 +185,11 @@ END_TEST
 /* A child's filter answers like the operator's that allows few calls. */
 START_TEST(a_filter_that_kills_ends_nobody)
 {
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_setaffinity, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {.len = sizeof(filter) / sizeof(*filter), .filter = filter};
     pid_t pid = fork();
     if (pid == 0) {
         struct place p;
         struct placed at;
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        if (!filter_call(SYS_sched_setaffinity, SECCOMP_RET_KILL_PROCESS))
             _exit(77); /* none to be had */
         place_init(&p);
         _exit(confine(&p, &at) ? 1 : 0);

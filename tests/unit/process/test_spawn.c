@@ -1,13 +1,11 @@
 #include "process/spawn.h"
 #include "../check_main.h"
+#include "../filter.h"
 #include "../turn.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -220,16 +218,21 @@ START_TEST(exit_codes_and_signals_come_back)
 }
 END_TEST
 
-/* At its end the next one starts at once, as when requests are pipelined. */
-static void start_next(void *owner, struct child *child, int status)
+static void start_true(struct run *r, const struct child_ops *told)
 {
-    struct run *r = owner;
     struct abx_error err;
     char *argv[] = {"true", NULL};
     const struct spawn_opts o = {.file = "/bin/true", .argv = argv, .envp = environ, .cwd_fd = -1,
                                  .fds = {-1, -1, -1}, .uid = -1, .gid = -1};
+    ck_assert_int_eq(spawn_start(r->s, &o, told, r, &err), 0);
+}
+
+/* At its end the next one starts at once, as when requests are pipelined. */
+static void start_next(void *owner, struct child *child, int status)
+{
+    struct run *r = owner;
     r->started = 0;
-    ck_assert_int_eq(spawn_start(r->s, &o, &ops, r, &err), 0);
+    start_true(r, &ops);
     ck_assert_int_eq(kill(child_pid(child), 0), -1);
     child_free(child, false);
 }
@@ -240,11 +243,7 @@ START_TEST(one_that_is_started_at_anothers_end_finds_it_gone)
     static const struct child_ops chain = {on_started, start_next};
     struct run r;
     run_init(&r);
-    struct abx_error err;
-    char *argv[] = {"true", NULL};
-    const struct spawn_opts o = {.file = "/bin/true", .argv = argv, .envp = environ, .cwd_fd = -1,
-                                 .fds = {-1, -1, -1}, .uid = -1, .gid = -1};
-    ck_assert_int_eq(spawn_start(r.s, &o, &chain, &r, &err), 0);
+    start_true(&r, &chain);
     while (!r.exited)
         turn(&r);
     ck_assert_int_eq(child_exit_code(r.child), 0);
@@ -299,23 +298,10 @@ START_TEST(child_has_clean_signals_own_session_and_three_descriptors)
 }
 END_TEST
 
-/* As container runtimes of some years ago do. */
-static bool refuse(uint32_t number, uint32_t sys)
-{
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | sys),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {.len = sizeof(filter) / sizeof(*filter), .filter = filter};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 /* The last tests: without CK_FORK the filters stay. */
 START_TEST(without_close_range_a_child_is_as_clean)
 {
-    if (!refuse(SYS_close_range, EPERM))
+    if (!filter_call(SYS_close_range, SECCOMP_RET_ERRNO | EPERM)) /* as container runtimes of some years ago do */
         return; /* a kernel without filters */
     ck_assert_int_eq(syscall(SYS_close_range, 900, 901, 0), -1);
     ck_assert_int_eq(errno, EPERM);
@@ -326,7 +312,7 @@ END_TEST
 
 START_TEST(without_clone3_a_child_is_as_clean)
 {
-    if (!refuse(SYS_clone3, ENOSYS))
+    if (!filter_call(SYS_clone3, SECCOMP_RET_ERRNO | ENOSYS))
         return; /* a kernel without filters */
     ck_assert_int_eq(syscall(SYS_clone3, NULL, 0), -1);
     ck_assert_int_eq(errno, ENOSYS);
